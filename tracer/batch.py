@@ -1,0 +1,40 @@
+"""A batch of rows: what the recorder drains, the writers write, the readers give back and the reductions take."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtrace.tracer.schema import INDEX
+
+__all__ = ["AttributeValue", "Batch", "Rows"]
+
+Rows = NDArray[np.int64]
+"""Shape (rows, len(COLUMNS)), in the order of ``schema.COLUMNS``."""
+
+AttributeValue = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows, and what their integers refer to.
+
+    ``strings`` is the table that "string" columns index; it may be longer than this batch needs, and it only ever
+    grows within one session or file. ``details`` holds, by request number, the attributes of requests that no column
+    has (``gen_ai.*``); a later batch may bring more for the same request. ``lost`` counts, by reason, the operations
+    lost so far in the session, up to the end of this batch.
+    """
+
+    rows: Rows
+    strings: Sequence[str]
+    details: Mapping[int, Mapping[str, AttributeValue]] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
+
+    def __getitem__(self, column: str) -> Rows:
+        """One column, shape (rows,)."""
+        values: Rows = self.rows[:, INDEX[column]]
+        return values
+
+    def __len__(self) -> int:
+        return len(self.rows)

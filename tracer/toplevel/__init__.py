@@ -1,0 +1,38 @@
+"""kvtrace: what a key-value cache does while an MLX language model generates.
+
+>>> from kvtrace import record
+>>> with record("run.pftrace") as session:
+...     mlx_lm.generate(model, tokenizer, "Explain unified memory.")
+>>> print(session.summary())
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvtrace.tracer.instrument import instrument, uninstrument
+    from kvtrace.tracer.session import Session, record
+
+__all__ = ["Session", "__version__", "instrument", "record", "uninstrument"]
+
+# Imported on first use: `kvtrace --help` and the commands that only read a trace load neither mlx nor OpenTelemetry.
+_HOMES = {
+    "Session": "kvtrace.tracer.session",
+    "instrument": "kvtrace.tracer.instrument",
+    "record": "kvtrace.tracer.session",
+    "uninstrument": "kvtrace.tracer.instrument",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("kvtrace")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

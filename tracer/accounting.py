@@ -79,6 +79,10 @@ class Account:
         """
         return servable
 
+    def has_wrapped(self, cache: Any, position: int) -> bool:
+        """Whether the single token just written, at ``position``, started to overwrite the window anew."""
+        return False
+
     def arrays(self, cache: Any) -> Any:
         """The arrays to evaluate so that nothing of the cache is pending."""
         return [cache.keys, cache.values] if cache.keys is not None else []
@@ -142,6 +146,9 @@ class RotatingAccount(Account):
         else:
             in_order, length = 0, mark
         return in_order + length - _evicted_by_concatenation(length, cache.max_size)
+
+    def has_wrapped(self, cache: Any, position: int) -> bool:
+        return position >= cache.max_size and cache._idx == getattr(cache, "keep", 0) + 1
 
 
 def _copied_in_place(position: int, capacity: int, max_size: int) -> int:
@@ -219,8 +226,7 @@ class UnknownAccount(StateAccount):
         return (offset if type(offset) is int else ABSENT), ABSENT
 
     def signature(self, cache: Any) -> int:
-        allocated = _stated_bytes(cache)
-        return allocated
+        return _stated_bytes(cache)
 
     def measure(self, cache: Any) -> Geometry | None:
         return Geometry(ABSENT, ABSENT, ABSENT, ABSENT, _stated_bytes(cache))
@@ -236,27 +242,28 @@ def _stated_bytes(cache: Any) -> int:
 
 _UNKNOWN = UnknownAccount()
 
+# By full name, so that mlx-lm need not be imported to look one up, and a stranger of the same name is not mistaken.
 _ACCOUNTS: dict[str, Account] = {
-    "KVCache": Account(),
-    "QuantizedKVCache": QuantizedAccount(),
-    "ConcatenateKVCache": ConcatenateAccount(),
-    "RotatingKVCache": RotatingAccount(),
-    "ChunkedKVCache": ChunkedAccount(),
-    "BatchKVCache": BatchAccount(),
-    "BatchRotatingKVCache": BatchRotatingAccount(),
-    "ArraysCache": StateAccount(),
-    "LayerCache": StateAccount(),
+    "mlx_lm.models.cache.KVCache": Account(),
+    "mlx_lm.models.cache.QuantizedKVCache": QuantizedAccount(),
+    "mlx_lm.models.cache.ConcatenateKVCache": ConcatenateAccount(),
+    "mlx_lm.models.cache.RotatingKVCache": RotatingAccount(),
+    "mlx_lm.models.cache.ChunkedKVCache": ChunkedAccount(),
+    "mlx_lm.models.cache.BatchKVCache": BatchAccount(),
+    "mlx_lm.models.cache.BatchRotatingKVCache": BatchRotatingAccount(),
+    "mlx_lm.models.cache.ArraysCache": StateAccount(),
+    "mlx_lm.models.deepseek_v41.LayerCache": StateAccount(),
 }
 
 
 def register(class_name: str, account: Account) -> None:
-    """Teach kvtrace a cache class, and its subclasses, by name."""
+    """Teach kvtrace a cache class and its subclasses, by full name (``package.module.Class``)."""
     _ACCOUNTS[class_name] = account
 
 
 def account_for(cls: type) -> Account:
     """The account of a cache class: its own, or that of the nearest base class that has one."""
     for base in cls.__mro__:
-        if (account := _ACCOUNTS.get(base.__name__)) is not None:
+        if (account := _ACCOUNTS.get(f"{base.__module__}.{base.__qualname__}")) is not None:
             return account
     return _UNKNOWN

@@ -46,9 +46,9 @@ def make_demo_model(seed: int = 0) -> Any:
     """
     model = Model(ModelArgs(**_ARGS))
     model.lm_head = nn.Linear(model.args.hidden_size, len(_PRINTABLE), bias=False)
-    weights = tree_flatten(model.parameters())
+    weights: Any = tree_flatten(model.parameters())
     keys = mx.random.split(mx.random.key(seed), len(weights))
-    drawn = [(name, _draw(weight, key)) for (name, weight), key in zip(weights, keys, strict=True)]
+    drawn: Any = [(name, _draw(weight, key)) for (name, weight), key in zip(weights, keys, strict=True)]
     model.update(tree_unflatten(drawn))
     model.eval()
     mx.eval(model.parameters())
@@ -59,7 +59,7 @@ def _draw(weight: mx.array, key: mx.array) -> mx.array:
     """Random values that keep activations at their size; the one-dimensional weights of norms stay as they are."""
     if weight.ndim == 1:
         return weight
-    return mx.random.normal(weight.shape, key=key) * weight.shape[-1] ** -0.5
+    return mx.random.normal(weight.shape, scale=weight.shape[-1] ** -0.5, key=key)
 
 
 def make_demo_tokenizer() -> TokenizerWrapper:

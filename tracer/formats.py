@@ -15,7 +15,7 @@ __all__ = ["GROUP", "Metadata", "TraceWriter", "UnknownFormatError", "find_write
 GROUP = "kvtrace.formats"
 
 Metadata = dict[str, Any]
-"""Session facts, JSON types only: schema_version, kvtrace, started (wall clock, ns since the epoch), model, timing, …"""
+"""Session facts, JSON types only: schema_version, timing, started_unix_ns (ns since the epoch), model, versions, …"""
 
 
 class UnknownFormatError(ValueError):

@@ -17,22 +17,19 @@ from kvtrace.tracer.demo import DEMO_NOTICE, make_demo_model, make_demo_tokenize
 __all__ = ["LoadedModel", "ModelError", "PromptError", "load_model", "prepare_prompt", "synthetic_prompt"]
 
 
-class ModelError(ValueError):
+class _InputError(ValueError):
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ModelError(_InputError):
     """A model that can't be had: one line that says which and why, and a hint what to do."""
 
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
-
-class PromptError(ValueError):
+class PromptError(_InputError):
     """A prompt that can't be used: one line that says why, and a hint what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +70,8 @@ def load_model(
 def _find_folder(name: str) -> Path | None:
     """The model's folder, absolute; None when ``name`` is a hub id."""
     path = Path(name).expanduser()
-    if not path.exists():
-        if name.startswith((".", "/", "~")) or not name:
+    if not name or not path.exists():
+        if not name or name.startswith((".", "/", "~")):
             raise ModelError(f"no model at {name!r}", "give a folder that holds config.json, a hub id, or demo")
         return None
     if not (path / "config.json").is_file():

@@ -1,0 +1,256 @@
+"""Bytes and positions against what the arrays really hold, over random lives of every cache class."""
+
+import copy
+import random
+from collections import defaultdict
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from conftest import Operation, operations_of
+from mlx_lm.models.cache import (
+    BatchKVCache,
+    BatchRotatingKVCache,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+from kvtrace import record
+from kvtrace.tracer.schema import Kind
+
+K_SIZE, V_SIZE = 64, 32  # latent heads: K and V differ
+SEQUENCES = 300  # a class; a dozen operations each
+
+
+def make_cache(name: str, dice: random.Random) -> Any:
+    if name == "RotatingKVCache":
+        keep = dice.choice([0, 4])
+        return RotatingKVCache(max_size=dice.randint(keep + 1, 24), keep=keep)
+    batch_padding = [dice.randint(0, 3) for _ in range(dice.randint(1, 3))]
+    return {
+        "KVCache": lambda: KVCache(),
+        "QuantizedKVCache": lambda: QuantizedKVCache(group_size=32, bits=dice.choice([2, 4, 8])),
+        "ConcatenateKVCache": lambda: ConcatenateKVCache(),
+        "ChunkedKVCache": lambda: ChunkedKVCache(chunk_size=dice.randint(4, 40)),
+        "BatchKVCache": lambda: BatchKVCache(batch_padding),
+        "BatchRotatingKVCache": lambda: BatchRotatingKVCache(dice.randint(2, 24), batch_padding),
+    }[name]()
+
+
+def batch_of(cache: Any) -> int:
+    return int(cache.left_padding.shape[0]) if hasattr(cache, "left_padding") else 1
+
+
+def new_tokens(cache: Any, heads: int, count: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+    shape = (batch_of(cache), heads, count)
+    return mx.zeros((*shape, K_SIZE), dtype), mx.zeros((*shape, V_SIZE), dtype)
+
+
+def bytes_in(arrays: Any) -> int:
+    if isinstance(arrays, mx.array):
+        return arrays.nbytes
+    return sum(bytes_in(array) for array in arrays) if arrays is not None else 0
+
+
+def slots_in(fetched: Any) -> int:
+    """Slots over all sequences in what an update handed out."""
+    keys = fetched[0] if isinstance(fetched[0], mx.array) else fetched[0][0]
+    return keys.shape[0] * keys.shape[2]
+
+
+def stored_bytes(cache: Any, keys: mx.array, values: mx.array) -> int:
+    """Payload of new tokens in the form that the cache stores them."""
+    if isinstance(cache, QuantizedKVCache):
+        parts = [mx.quantize(array, group_size=cache.group_size, bits=cache.bits) for array in (keys, values)]
+        return bytes_in(parts)
+    return keys.nbytes + values.nbytes
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "KVCache",
+        "QuantizedKVCache",
+        "ConcatenateKVCache",
+        "RotatingKVCache",
+        "ChunkedKVCache",
+        "BatchKVCache",
+        "BatchRotatingKVCache",
+    ],
+)
+def test_every_row_equals_what_the_arrays_hold(name: str) -> None:
+    dice = random.Random(name)
+    expected: list[dict[str, int]] = []
+    with record() as session:
+        for _ in range(SEQUENCES):
+            live(make_cache(name, dice), dice, expected)
+    assert session.metadata["hook_failures"] == 0
+    operations = operations_of(list(session.batches()))
+    updates = [operation for operation in operations if operation.kind is Kind.UPDATE_AND_FETCH]
+    assert [{key: update.columns[key] for key in expected[0]} for update in updates] == expected
+    assert balances_of(operations) == last_slots(operations)
+    assert positions_are_contiguous(operations)
+
+
+def live(cache: Any, dice: random.Random, expected: list[dict[str, int]]) -> None:
+    """A random life of a cache; appends what each update's row must say, from the arrays themselves."""
+    heads, dtype = dice.randint(1, 3), dice.choice([mx.float16, mx.float32])
+    for _ in range(12):
+        action = dice.random()
+        if action < 0.2 and cache.is_trimmable() and not cache.empty():
+            cache.trim(dice.randint(0, 6))
+        elif action < 0.3 and hasattr(cache, "maybe_trim_front"):
+            cache.maybe_trim_front()
+        elif action < 0.35 and batch_of(cache) > 1 and not cache.empty() and cache.left_padding[0].item() <= cache._idx:
+            cache.filter(mx.array([0]))
+        else:
+            count = dice.choice([1, 1, 1, dice.randint(1, 30)])
+            if dice.random() < 0.02:
+                count = dice.randint(250, 600)
+            keys, values = new_tokens(cache, heads, count, dtype)
+            fetched = cache.update_and_fetch(keys, values)
+            expected.append(
+                {
+                    "tokens": count,
+                    "batch": batch_of(cache),
+                    "written": stored_bytes(cache, keys, values),
+                    "resident": bytes_in(fetched),
+                    "allocated": bytes_in((cache.keys, cache.values)),
+                    "fp16_baseline": slots_in(fetched) * heads * (K_SIZE + V_SIZE) * 2,
+                }
+            )
+
+
+def balances_of(operations: list[Operation]) -> dict[int, int]:
+    """Appended, less evicted and trimmed, plus what came from elsewhere: slots by cache."""
+    slots: dict[int, int] = defaultdict(int)
+    for operation in operations:
+        if operation.cache is None:
+            continue
+        per_sequence = 0
+        if operation.kind is Kind.UPDATE_AND_FETCH:
+            per_sequence = operation.tokens - operation.evicted
+        elif operation.kind is Kind.TRIM:
+            per_sequence = -operation.tokens
+        elif operation.kind is Kind.UNTRIM:
+            per_sequence = operation.tokens
+        elif operation.kind is Kind.EVICT:
+            per_sequence = -operation.evicted
+        slots[operation.cache] += per_sequence * operation.batch + (operation.moved or 0)
+    return dict(slots)
+
+
+def last_slots(operations: list[Operation]) -> dict[int, int]:
+    last = {}
+    for operation in operations:
+        if operation.cache is not None and operation.servable is not None:
+            last[operation.cache] = operation.servable * operation.batch
+    return last
+
+
+def positions_are_contiguous(operations: list[Operation]) -> bool:
+    """Each update starts where the one before ended, less what was trimmed in between."""
+    following: dict[int, int] = {}
+    for operation in operations:
+        if operation.kind is Kind.UPDATE_AND_FETCH:
+            if following.get(operation.cache, operation.position) != operation.position:
+                return False
+            following[operation.cache] = operation.position + operation.tokens
+        elif operation.kind is not Kind.GROW and operation.kind is not Kind.ROTATE:
+            following.pop(operation.cache, None)
+    return True
+
+
+def test_growth_slices_to_the_offset_and_adds_whole_steps() -> None:
+    with record() as session:
+        cache = KVCache()
+        for _ in range(2):
+            cache.update_and_fetch(mx.zeros((1, 2, 300, 64)), mx.zeros((1, 2, 300, 64)))
+    slot = 2 * (64 + 64) * 4
+    updates = [o for o in operations_of(list(session.batches())) if o.kind is Kind.UPDATE_AND_FETCH]
+    assert [(u.allocated, u.copied) for u in updates] == [(512 * slot, 0), (812 * slot, 300 * slot)]
+
+
+def test_a_window_evicts_at_the_next_update() -> None:
+    with record() as session:
+        cache = RotatingKVCache(max_size=16)
+        for count in (100, 1, 1):
+            cache.update_and_fetch(mx.zeros((1, 1, count, 8)), mx.zeros((1, 1, count, 8)))
+    updates = [o for o in operations_of(list(session.batches())) if o.kind is Kind.UPDATE_AND_FETCH]
+    assert [(u.servable, u.evicted, u.copied // 64) for u in updates] == [(100, 0, 0), (16, 85, 16), (16, 1, 0)]
+
+
+def test_a_window_in_order_copies_what_it_keeps() -> None:
+    """Three more tokens into a full window of 8: 0 to 7 in order need no sorting, 7 - 3 + 1 + 3 stay."""
+    with record() as session:
+        cache = RotatingKVCache(max_size=8)
+        for count in (8, 1, 3):
+            cache.update_and_fetch(mx.zeros((1, 1, count, 8)), mx.zeros((1, 1, count, 8)))
+    updates = [o for o in operations_of(list(session.batches())) if o.kind is Kind.UPDATE_AND_FETCH]
+    # 8 tokens; one in place of the oldest; sorting moves 8, then the last 7 move in front of the new 3.
+    assert [(u.servable, u.evicted, u.copied // 64) for u in updates] == [(8, 0, 0), (8, 1, 0), (10, 1, 8 + 7)]
+
+
+def test_merge_extend_extract_and_filter_move_slots_between_caches() -> None:
+    with record() as session:
+        singles = [KVCache(), KVCache()]
+        for single, count in zip(singles, (5, 3), strict=True):
+            single.update_and_fetch(mx.zeros((1, 1, count, 8)), mx.zeros((1, 1, count, 8)))
+        batch = KVCache.merge(singles)
+        other = KVCache.merge(singles)
+        batch.extend(other)
+        one = batch.extract(1)
+        batch.filter(mx.array([0, 2]))
+        batch.update_and_fetch(mx.zeros((2, 1, 1, 8)), mx.zeros((2, 1, 1, 8)))
+        one.update_and_fetch(mx.zeros((1, 1, 2, 8)), mx.zeros((1, 1, 2, 8)))
+    operations = operations_of(list(session.batches()))
+    moves = [(o.kind, o.moved, o.servable, o.batch) for o in operations if o.moved is not None]
+    assert moves == [
+        (Kind.MERGE, 10, 5, 2),
+        (Kind.MERGE, 10, 5, 2),
+        (Kind.EXTEND, 10, 5, 4),
+        (Kind.EXTRACT, 3, 3, 1),
+        (Kind.FILTER, -10, 5, 2),
+    ]
+    assert balances_of(operations) == last_slots(operations)
+    assert session.metadata["hook_failures"] == 0
+
+
+def test_quantizing_makes_a_new_leaf_with_the_old_ones_tokens() -> None:
+    with record() as session:
+        cache = KVCache()
+        cache.update_and_fetch(mx.zeros((1, 2, 10, 64)), mx.zeros((1, 2, 10, 64)))
+        quantized = cache.to_quantized(group_size=64, bits=4)
+        quantized.update_and_fetch(mx.zeros((1, 2, 1, 64)), mx.zeros((1, 2, 1, 64)))
+    operations = operations_of(list(session.batches()))
+    event = next(o for o in operations if o.kind is Kind.QUANTIZE)
+    token = 2 * 2 * (64 // 2 + 2 * 4)  # K and V, 2 heads: 4 bits an element, float32 scale and bias a group
+    assert (event.moved, event.servable, event.written, event.resident) == (10, 10, 10 * token, 10 * token)
+    assert event.allocated == 256 * token
+    assert event.fp16_baseline == 10 * 2 * 2 * 64 * 2
+    assert balances_of(operations) == last_slots(operations)
+
+
+def test_a_deep_copy_is_a_leaf_of_its_own() -> None:
+    with record() as session:
+        cache = KVCache()
+        cache.update_and_fetch(mx.zeros((1, 1, 4, 8)), mx.zeros((1, 1, 4, 8)))
+        twin = copy.deepcopy(cache)
+        twin.update_and_fetch(mx.zeros((1, 1, 1, 8)), mx.zeros((1, 1, 1, 8)))
+    operations = operations_of(list(session.batches()))
+    assert [(o.kind, o.cache, o.moved) for o in operations if o.kind is Kind.COPY] == [(Kind.COPY, 1, 4)]
+    assert balances_of(operations) == last_slots(operations) == {0: 4, 1: 5}
+
+
+def test_writing_to_the_offset_is_noticed_at_the_next_update() -> None:
+    with record() as session:
+        cache = KVCache()
+        cache.update_and_fetch(mx.zeros((1, 1, 9, 8)), mx.zeros((1, 1, 9, 8)))
+        cache.offset = 4
+        cache.update_and_fetch(mx.zeros((1, 1, 1, 8)), mx.zeros((1, 1, 1, 8)))
+    operations = operations_of(list(session.batches()))
+    assert [(o.kind, o.tokens) for o in operations if o.kind is Kind.TRIM] == [(Kind.TRIM, 5)]
+    assert balances_of(operations) == last_slots(operations) == {0: 5}

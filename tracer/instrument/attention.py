@@ -1,0 +1,82 @@
+"""Hook on mlx-lm's scaled dot-product attention: a row for every read of a cache."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from kvtrace.tracer.instrument.events import evaluate, wait_for_inputs
+from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
+from kvtrace.tracer.schema import ABSENT, Kind
+
+__all__ = ["attend_hook"]
+
+_ATTEND = int(Kind.ATTEND)
+_NO_CHANGE = (ABSENT,) * 11
+
+
+def attend_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Hook for ``scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)``.
+
+    Queries are (batch, heads, tokens, head size). Their position is that of the cache's last update.
+    """
+    now = recorder.now
+
+    @functools.wraps(original)
+    def scaled_dot_product_attention(
+        queries: Any, keys: Any, values: Any, cache: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        emit = recorder.emit
+        if emit is None or (state := recorder.local.state).is_busy:
+            return original(queries, keys, values, cache, *args, **kwargs)
+        state.is_busy = True
+        try:
+            leaf = _owner(recorder, state, keys, cache)
+            if recorder.is_evaluated:
+                wait_for_inputs(recorder, state, leaf, (queries, keys, values))
+            start = now()
+            result = original(queries, keys, values, cache, *args, **kwargs)
+            if recorder.is_evaluated:
+                evaluate(recorder, result)
+            end = now()
+        finally:
+            state.is_busy = False
+        try:
+            head, position = (leaf.head, leaf.position) if leaf is not None else (state.model_head, ABSENT)
+            shape = queries.shape
+            emit(
+                state.head
+                + head
+                + (_ATTEND, start, end, position, shape[-2], shape[0], ABSENT, ABSENT, _payload(keys, values))
+                + _NO_CHANGE
+            )
+            state.last_end_ns = end
+        except Exception as error:
+            recorder.failed(error)
+        return result
+
+    return scaled_dot_product_attention
+
+
+def _payload(keys: Any, values: Any) -> int:
+    """Bytes of the K and V that attention is given; latent attention reads one array as both, once."""
+    if type(keys) is tuple or type(keys) is list:
+        return sum(array.nbytes for array in (*keys, *values))
+    read = keys.nbytes
+    if values is not keys:
+        read += values.nbytes
+    return int(read)
+
+
+def _owner(recorder: Recorder, state: ThreadState, keys: Any, cache: Any) -> Leaf | None:
+    """The leaf that is read: the cache handed over, else the one whose last update handed out these very keys.
+
+    Layers that share K and V attend without a cache, or with a CacheList.
+    """
+    leaf = recorder.leaves.get(id(cache)) if cache is not None else None
+    if leaf is not None:
+        return leaf
+    array = keys[0] if type(keys) is tuple or type(keys) is list else keys
+    for leaf in state.leaves:
+        if leaf.fetched is not None and leaf.fetched() is array:
+            return leaf
+    return None

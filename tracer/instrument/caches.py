@@ -1,0 +1,145 @@
+"""Hooks on cache classes: the update, which is the hot path, and which method gets which hook."""
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from kvtrace.tracer.instrument.cache_events import HOOKS
+from kvtrace.tracer.instrument.events import emit_event, evaluate, meet, reconcile, wait_for_inputs
+from kvtrace.tracer.instrument.layers import find_layer
+from kvtrace.tracer.instrument.patches import Patches
+from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
+from kvtrace.tracer.schema import ABSENT, Kind
+
+__all__ = ["hook_cache_class", "update_hook"]
+
+_UPDATE = int(Kind.UPDATE_AND_FETCH)
+_NO_SAMPLE = (ABSENT,) * 6  # moved, name and the four memory columns
+
+
+def hook_cache_class(recorder: Recorder, patches: Patches, cls: type) -> None:
+    """Hook the methods that a cache class and its bases define; those already hooked stay as they are."""
+    for base in cls.__mro__[:-1]:
+        if base.__name__ == "CacheList":
+            continue  # it passes every call on to its leaves
+        patches.hook_method(base, "update_and_fetch", functools.partial(update_hook, recorder))
+        for name, make in HOOKS.items():
+            patches.hook_method(base, name, functools.partial(make, recorder))
+
+
+def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Hook for ``update_and_fetch(keys, values)``; keys are (batch, heads, tokens, head size)."""
+    now = recorder.now
+    reference = weakref.ref
+
+    @functools.wraps(original)
+    def update_and_fetch(self: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+        emit = recorder.emit
+        if emit is None or (state := recorder.local.state).is_busy:
+            return original(self, keys, values, *args, **kwargs)
+        state.is_busy = True
+        try:
+            try:
+                leaf = recorder.leaves.get(id(self)) or meet(recorder, state, self)
+                if not leaf.is_placed:
+                    find_layer(state, leaf)
+                account = leaf.account
+                position, before = account.look(self)
+                mark = account.mark(self) if account.copies_always else None
+                if before != leaf.servable:
+                    reconcile(recorder, state, leaf, self)
+                if recorder.is_evaluated:
+                    wait_for_inputs(recorder, state, leaf, (keys, values, account.arrays(self)))
+            except Exception as error:
+                recorder.failed(error)
+                return original(self, keys, values, *args, **kwargs)
+            start = now()
+            result = original(self, keys, values, *args, **kwargs)
+            if recorder.is_evaluated:
+                evaluate(recorder, result)
+            end = now()
+        finally:
+            state.is_busy = False
+        try:
+            servable = account.look(self)[1]
+            tokens = keys.shape[-2]
+            copied = 0
+            if account.copies_always or account.signature(self) != leaf.signature:
+                copied = _resize(recorder, state, leaf, self, (tokens, position, before, mark), end)
+            if servable == ABSENT:
+                _emit_uncounted(
+                    recorder, state, leaf, start, end, position=position, tokens=tokens, batch=keys.shape[0]
+                )
+                return result
+            evicted = before + tokens - servable
+            if evicted < 0:
+                emit_event(recorder, state, leaf, Kind.UNTRIM, start, start, tokens=-evicted)
+                evicted = 0
+            unit = leaf.unit
+            leaf.position = position
+            leaf.servable = servable
+            leaf.resident = resident = servable * unit
+            leaf.baseline = baseline = servable * leaf.unit_fp16
+            handed_out = result[0]
+            leaf.fetched = reference(handed_out if type(handed_out) is mx.array else handed_out[0])
+            emit(
+                state.head
+                + leaf.head
+                + (
+                    _UPDATE,
+                    start,
+                    end,
+                    position,
+                    tokens,
+                    leaf.batch,
+                    tokens * unit,
+                    copied * unit,
+                    ABSENT,
+                    resident,
+                    leaf.allocated,
+                    baseline,
+                    servable,
+                    evicted,
+                )
+                + _NO_SAMPLE
+            )
+            state.last_end_ns = end
+        except Exception as error:
+            recorder.failed(error)
+        return result
+
+    return update_and_fetch
+
+
+def _resize(
+    recorder: Recorder, state: ThreadState, leaf: Leaf, cache: Any, before: tuple[int, int, int, Any], now_ns: int
+) -> int:
+    """Take the buffers' new sizes, mark growth and rotation, and return how many slots moved."""
+    tokens, position, servable, mark = before
+    account, capacity = leaf.account, leaf.capacity
+    if account.signature(cache) != leaf.signature:
+        leaf.remeasure(cache)
+        if account.grows and leaf.capacity > capacity:
+            _emit_moment(recorder, state, leaf, Kind.GROW, now_ns, allocated=leaf.allocated)
+    if tokens == 1 and account.has_wrapped(cache, position):
+        _emit_moment(recorder, state, leaf, Kind.ROTATE, now_ns)
+    return account.copied(cache, tokens, position, servable, capacity, mark) if capacity > 0 else 0
+
+
+def _emit_moment(recorder: Recorder, state: ThreadState, leaf: Leaf, kind: Kind, now_ns: int, **columns: int) -> None:
+    if recorder.emit is not None:
+        recorder.emit(recorder.row(state, kind, now_ns, now_ns, leaf_head=leaf.head, batch=leaf.batch, **columns))
+
+
+def _emit_uncounted(
+    recorder: Recorder, state: ThreadState, leaf: Leaf, start_ns: int, end_ns: int, **columns: int
+) -> None:
+    """A cache whose tokens kvtrace can't count: what was handed in is known, and what it says of its own size."""
+    leaf.position = columns["position"]
+    if recorder.emit is not None:
+        columns["allocated"] = leaf.allocated
+        recorder.emit(recorder.row(state, Kind.UPDATE_AND_FETCH, start_ns, end_ns, leaf_head=leaf.head, **columns))
+    state.last_end_ns = end_ns

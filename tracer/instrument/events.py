@@ -1,0 +1,79 @@
+"""What hooks on caches share: meeting a cache, rows for what happens to it, evaluation in ``evaluated`` mode."""
+
+from typing import Any
+
+import mlx.core as mx
+
+from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
+from kvtrace.tracer.schema import ABSENT, Kind
+
+__all__ = ["emit_event", "evaluate", "meet", "reconcile", "wait_for_inputs"]
+
+
+def meet(
+    recorder: Recorder,
+    state: ThreadState,
+    cache: Any,
+    kind: Kind = Kind.COPY,
+    *,
+    place: tuple[int, int] | None = None,
+    span: tuple[int, int] | None = None,
+) -> Leaf:
+    """The leaf of a cache. One that arrives with tokens, from a copy or a file, brings them with a row of its own.
+
+    ``place`` is the model's name and the slot, as places in the string table.
+    """
+    leaf = recorder.leaves.get(id(cache))
+    if leaf is None:
+        leaf = recorder.leaf(cache)
+        if place is not None:
+            leaf.place(*place)
+        leaf.settle(cache)
+        if leaf.slots > 0:
+            start, end = span or (recorder.now(),) * 2
+            emit_event(recorder, state, leaf, kind, start, end, moved=leaf.slots)
+    return leaf
+
+
+def emit_event(
+    recorder: Recorder, state: ThreadState, leaf: Leaf, kind: Kind, start_ns: int, end_ns: int, **columns: int
+) -> None:
+    """A row for something that happened to a cache, with the state it is in now."""
+    emit = recorder.emit
+    if emit is not None:
+        now = {
+            "batch": leaf.batch,
+            "resident": leaf.resident,
+            "allocated": leaf.allocated,
+            "fp16_baseline": leaf.baseline,
+            "servable": leaf.servable,
+        }
+        emit(recorder.row(state, kind, start_ns, end_ns, leaf_head=leaf.head, **now | columns))
+
+
+def reconcile(recorder: Recorder, state: ThreadState, leaf: Leaf, cache: Any) -> None:
+    """Tokens came or went by a write to ``offset`` or ``state``, which no hook sees: say so, and go on from there."""
+    before = leaf.servable
+    leaf.settle(cache)
+    if ABSENT not in (before, leaf.servable) and leaf.servable != before:
+        kind = Kind.TRIM if leaf.servable < before else Kind.UNTRIM
+        now = recorder.now()
+        emit_event(recorder, state, leaf, kind, now, now, tokens=abs(leaf.servable - before))
+
+
+def evaluate(recorder: Recorder, arrays: Any) -> None:
+    """Compute what is pending. Inside a compiled function MLX refuses, and the operation stays graph building."""
+    try:
+        mx.eval(arrays)
+    except Exception as error:
+        recorder.failed(error)
+
+
+def wait_for_inputs(recorder: Recorder, state: ThreadState, leaf: Leaf | None, arrays: Any) -> None:
+    """Compute the inputs of an operation first; that time is a span of its own, ``upstream``."""
+    start = recorder.now()
+    evaluate(recorder, arrays)
+    end = recorder.now()
+    if recorder.emit is not None:
+        head = leaf.head if leaf is not None else None
+        recorder.emit(recorder.row(state, Kind.UPSTREAM, start, end, leaf_head=head))

@@ -1,0 +1,56 @@
+"""Which slot a cache has in the list that a model is called with, and which of the model's layers owns it."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from kvtrace.tracer.recorder import Leaf, ThreadState
+
+__all__ = ["find_layer", "iter_leaves", "layer_indices"]
+
+_MAX_FRAMES = 40
+
+
+def iter_leaves(caches: Any) -> Iterator[tuple[str, Any]]:
+    """Slot and cache of every leaf in a cache list: "3", and "3.1" inside a CacheList. Empty slots are left out."""
+    for place, cache in enumerate(caches):
+        inner = getattr(cache, "caches", None)
+        if isinstance(inner, list | tuple):
+            yield from ((f"{place}.{slot}", leaf) for slot, leaf in iter_leaves(inner))
+        elif cache is not None:
+            yield str(place), cache
+
+
+def layer_indices(model: Any) -> dict[int, int]:
+    """id of every layer module of a model -> its index; empty where the model has no ``layers``."""
+    try:
+        layers = model.layers
+        return {id(layer): index for index, layer in enumerate(layers) if layer is not None}
+    except Exception:  # a property of any model; without it layers stay unknown
+        return {}
+
+
+def find_layer(state: ThreadState, leaf: Leaf) -> None:
+    """Find the layer that is using a cache: the module among the callers that is one of the model's layers.
+
+    A slot is not always a layer (lists skip blocks, repeat them or put others first), so nothing is guessed from its
+    place. Looked for once a cache and slot.
+    """
+    if not state.layers:
+        return
+    leaf.is_placed = True
+    frame = sys._getframe(2)
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return
+        code = frame.f_code
+        if code.co_argcount and code.co_name == "__call__":
+            index = state.layers.get(id(frame.f_locals.get(code.co_varnames[0])))
+            if index is not None:
+                model, slot = leaf.head[:2]
+                leaf.place(model, slot, index)
+                return
+        next_frame = frame.f_back
+        if next_frame is None:
+            return
+        frame = next_frame

@@ -1,0 +1,219 @@
+"""A recording, from start to stop: ``with record("run.pftrace") as session:`` around any mlx-lm code."""
+
+import atexit
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kvtrace.tracer.batch import AttributeValue, Batch
+from kvtrace.tracer.buffer import Buffer, Ledger, Row
+from kvtrace.tracer.clock import Clock
+from kvtrace.tracer.drain import Drain
+from kvtrace.tracer.facts import session_facts
+from kvtrace.tracer.formats import Metadata, TraceWriter, find_writer
+from kvtrace.tracer.schema import Kind, Timing
+from kvtrace.tracer.sinks import FileSink, MemorySink
+
+__all__ = ["Session", "SessionError", "record"]
+
+_BUFFER_ROWS = 200_000  # about 150 MB of waiting rows, seconds of a fast model
+
+
+class SessionError(ValueError):
+    """A recording can't start as asked. ``hint`` says what to do."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class Session:
+    """One recording: into a file, or into memory where no path is given.
+
+    A context manager; ``start`` and ``stop`` do the same by hand, and ``stop`` may be called again. Recording never
+    changes or fails the code inside. After ``stop``, ``lost`` says how many operations are missing, by reason.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        timing: str = "graph_build",
+        overwrite: bool = False,
+        model: str | None = None,
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.timing = _timing(timing)
+        self._overwrite = overwrite
+        self._facts: Metadata = {} if model is None else {"model": model}
+        self._ledger = Ledger()
+        self._buffer = Buffer(_BUFFER_ROWS, self._ledger)
+        self._sink: FileSink | MemorySink = MemorySink(self._ledger)
+        self._drain: Drain | None = None
+        self._is_recording = False
+        self._process = os.getpid()
+
+    @property
+    def append(self) -> Callable[[Row], None]:
+        return self._buffer.append
+
+    def start(self) -> "Session":
+        """Create the file, hook mlx-lm and record. Raises SessionError, and then nothing has been changed."""
+        if self._drain is not None:
+            raise SessionError("this session has already been started", "make a new one with record(…)")
+        writer_class = self._checked_writer()
+        from kvtrace.tracer.instrument import instrument, recorder
+
+        clock: Clock = recorder.clock
+        self._facts = {**session_facts(self.timing), **self._facts}
+        recorder.listen(self)
+        self._anchor_ns = clock.now()
+        self._facts["started_unix_ns"] = clock.wall()
+        if writer_class is not None and self.path is not None:
+            try:
+                self._sink = FileSink(writer_class(self.path, dict(self._facts)), self._ledger)
+            except OSError as error:
+                recorder.leave(self)
+                raise SessionError(
+                    f"can't write {self.path}: {error.strerror}", "choose another output file"
+                ) from error
+        self._drain = Drain(self._buffer, self._sink, recorder.strings, self._ledger, self._anchor_ns)
+        instrument()
+        self._is_recording = True
+        atexit.register(self.stop)
+        self._drain.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop recording, write what is left and take the hooks away. Warns where operations were lost."""
+        if not self._is_recording or os.getpid() != self._process or self._drain is None:
+            return
+        self._is_recording = False
+        from kvtrace.tracer.instrument import recorder, uninstrument
+
+        recorder.leave(self)
+        uninstrument()
+        atexit.unregister(self.stop)
+        self._drain.stop()
+        self._facts["duration_ns"] = recorder.now() - self._anchor_ns
+        self._sink.close(self.metadata)
+        if self._ledger.total:
+            warnings.warn(f"kvtrace lost {self._ledger.total} operations: {self._losses()}", stacklevel=2)
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """Operations lost so far, by reason."""
+        return self._ledger.snapshot()
+
+    @property
+    def error(self) -> OSError | None:
+        """Why the file could not be written to its end; None when it was."""
+        return getattr(self._sink, "error", None)
+
+    @property
+    def metadata(self) -> Metadata:
+        """What ran, in what mode, and what recording cost so far. JSON types."""
+        from kvtrace.tracer.instrument import recorder
+
+        facts = {**self._facts, "lost": self.lost, "hook_failures": recorder.hook_failures}
+        if recorder.hook_failures:
+            facts["last_hook_failure"] = recorder.last_failure
+        if self._drain is not None:
+            facts["drain_ns"] = self._drain.cpu_ns
+        return facts
+
+    damage: tuple[str, ...] = ()
+    """A session in memory is whole; a file that is read back may be damaged."""
+
+    def annotate(self, **facts: Any) -> None:
+        """Add facts of your own to the recording's metadata: JSON types, by name."""
+        self._facts.update(facts)
+
+    def mark(self, name: str) -> None:
+        """Put a named moment on the timeline."""
+        from kvtrace.tracer.instrument import recorder
+
+        now = recorder.now()
+        row = recorder.row(recorder.local.state, Kind.MARK, now, now, name=recorder.strings.place(name))
+        if self._is_recording:
+            self.append(row)
+
+    def describe(self, request: int, details: dict[str, AttributeValue]) -> None:
+        if self._drain is not None:
+            self._drain.describe(request, details)
+
+    def batches(self) -> Iterator[Batch]:
+        """The rows recorded so far. Raises SessionError for a session that writes a file: read that."""
+        if not isinstance(self._sink, MemorySink):
+            raise SessionError("this session writes to a file", f"read it with: kvtrace summary {self.path}")
+        if self._drain is not None:
+            self._drain.flush()
+        return self._sink.batches()
+
+    def summary(self) -> Any:
+        """The per-layer table of the recording so far: print it, or take ``to_dict()``."""
+        return _view("summary")(self._source())
+
+    def _repr_html_(self) -> str:
+        return str(_view("html")(self._source()))
+
+    def _source(self) -> Any:
+        if self.path is None or self._drain is None:
+            return self
+        self._drain.flush()
+        return _view("open")(self.path)
+
+    def _checked_writer(self) -> type[TraceWriter] | None:
+        if self.path is None:
+            return None
+        if self.path.exists() and not self._overwrite:
+            raise SessionError(f"{self.path} exists", "choose another name, or record(…, overwrite=True)")
+        return find_writer(self.path)
+
+    def _losses(self) -> str:
+        return ", ".join(f"{count} ({reason})" for reason, count in self.lost.items())
+
+    def __enter__(self) -> "Session":
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def record(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    timing: str = "graph_build",
+    overwrite: bool = False,
+    model: str | None = None,
+) -> Session:
+    """Record everything that mlx-lm does inside a ``with`` block, in all threads of the process.
+
+    ``path`` names a trace file, whose suffix chooses the format; without one the recording stays in memory.
+    ``timing`` is ``"graph_build"`` (the run is not disturbed) or ``"evaluated"`` (each operation is computed and timed
+    alone, slower). ``model`` is a name for the recording's metadata. Raises SessionError, UnknownFormatError.
+    """
+    return Session(path, timing=timing, overwrite=overwrite, model=model)
+
+
+def _timing(name: str) -> Timing:
+    for timing in Timing:
+        if timing.label == name:
+            return timing
+    choices = ", ".join(timing.label for timing in Timing)
+    raise SessionError(f"unknown timing {name!r}", f"choose one of {choices}")
+
+
+def _view(name: str) -> Callable[[Any], Any]:
+    """What shows a recording, found by name: the tracer does not import the viewer."""
+    for point in entry_points(group="kvtrace.views", name=name):
+        view: Callable[[Any], Any] = point.load()
+        return view
+    raise SessionError(f"no view {name!r} is installed", "reinstall kvtrace")

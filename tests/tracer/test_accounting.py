@@ -2,12 +2,10 @@
 
 import copy
 import random
-from collections import defaultdict
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from conftest import Operation, operations_of
 from mlx_lm.models.cache import (
     BatchKVCache,
     BatchRotatingKVCache,
@@ -17,6 +15,7 @@ from mlx_lm.models.cache import (
     QuantizedKVCache,
     RotatingKVCache,
 )
+from operations import balances_of, last_slots, operations_of, positions_are_contiguous
 
 from kvtrace import record
 from kvtrace.tracer.schema import Kind
@@ -122,46 +121,6 @@ def live(cache: Any, dice: random.Random, expected: list[dict[str, int]]) -> Non
                     "fp16_baseline": slots_in(fetched) * heads * (K_SIZE + V_SIZE) * 2,
                 }
             )
-
-
-def balances_of(operations: list[Operation]) -> dict[int, int]:
-    """Appended, less evicted and trimmed, plus what came from elsewhere: slots by cache."""
-    slots: dict[int, int] = defaultdict(int)
-    for operation in operations:
-        if operation.cache is None:
-            continue
-        per_sequence = 0
-        if operation.kind is Kind.UPDATE_AND_FETCH:
-            per_sequence = operation.tokens - operation.evicted
-        elif operation.kind is Kind.TRIM:
-            per_sequence = -operation.tokens
-        elif operation.kind is Kind.UNTRIM:
-            per_sequence = operation.tokens
-        elif operation.kind is Kind.EVICT:
-            per_sequence = -operation.evicted
-        slots[operation.cache] += per_sequence * operation.batch + (operation.moved or 0)
-    return dict(slots)
-
-
-def last_slots(operations: list[Operation]) -> dict[int, int]:
-    last = {}
-    for operation in operations:
-        if operation.cache is not None and operation.servable is not None:
-            last[operation.cache] = operation.servable * operation.batch
-    return last
-
-
-def positions_are_contiguous(operations: list[Operation]) -> bool:
-    """Each update starts where the one before ended, less what was trimmed in between."""
-    following: dict[int, int] = {}
-    for operation in operations:
-        if operation.kind is Kind.UPDATE_AND_FETCH:
-            if following.get(operation.cache, operation.position) != operation.position:
-                return False
-            following[operation.cache] = operation.position + operation.tokens
-        elif operation.kind is not Kind.GROW and operation.kind is not Kind.ROTATE:
-            following.pop(operation.cache, None)
-    return True
 
 
 def test_growth_slices_to_the_offset_and_adds_whole_steps() -> None:

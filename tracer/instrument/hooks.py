@@ -34,9 +34,8 @@ class Hooks:
         cache, base, utils, generate = (
             importlib.import_module(f"mlx_lm.{name}") for name in ("models.cache", "models.base", "utils", "generate")
         )
-        for cls in vars(cache).values():
-            if isinstance(cls, type) and issubclass(cls, cache._BaseCache):
-                self.models.hook_cache_class(cls)
+        for cls in _with_subclasses(cache._BaseCache):
+            self.models.hook_cache_class(cls)
         hook = self._patches.hook_function
         hook(base, "scaled_dot_product_attention", functools.partial(attend_hook, self._recorder))
         hook(cache, "make_prompt_cache", self._make_cache_hook)
@@ -138,3 +137,8 @@ class Hooks:
             state = self._recorder.local.state
             for _, cache in iter_leaves(caches):
                 emit_event(self._recorder, state, meet(self._recorder, state, cache), Kind.SAVE, *span)
+
+
+def _with_subclasses(cls: type) -> list[type]:
+    """A class and all that derive from it, so far."""
+    return [cls, *(deeper for child in cls.__subclasses__() for deeper in _with_subclasses(child))]

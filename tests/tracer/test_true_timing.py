@@ -1,0 +1,112 @@
+"""What a duration means: work that was pending upstream is not charged to the cache, work of its own is."""
+
+import time
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import KVCache
+from operations import Operation, operations_of
+
+from kvtrace import record
+from kvtrace.tracer.schema import Kind
+
+REPETITIONS = 11
+SPIN_NS = 20_000_000
+
+
+def matmul_chain(seed: int) -> mx.array:
+    """Some milliseconds of pending device work, as keys of shape (1, 1, 1, 64)."""
+    matrix = mx.random.normal((128, 128), key=mx.random.key(seed)) / 12
+    product = matrix
+    for _ in range(12):
+        product = product @ matrix
+    return product[:1, :64].reshape(1, 1, 1, 64)
+
+
+def fastest(operations: list[Operation], kind: Kind) -> int:
+    return min(o.end_ns - o.start_ns for o in operations if o.kind is kind)
+
+
+def evaluated_updates(cache_class: Any, make_keys: Any) -> tuple[list[Operation], int]:
+    """Rows of some updates, each on a new cache, and the ns that a matmul chain alone takes, measured in between."""
+    costs = []
+    with record(timing="evaluated") as session:
+        for seed in range(REPETITIONS):
+            start = time.perf_counter_ns()
+            mx.eval(matmul_chain(seed))
+            costs.append(time.perf_counter_ns() - start)
+            cache_class().update_and_fetch(make_keys(seed), mx.zeros((1, 1, 1, 64)))
+    assert session.metadata["hook_failures"] == 0
+    return operations_of(list(session.batches())), min(costs)
+
+
+def test_work_pending_upstream_is_charged_to_upstream() -> None:
+    operations, cost = evaluated_updates(KVCache, matmul_chain)
+    assert fastest(operations, Kind.UPDATE_AND_FETCH) < 0.1 * cost
+    assert fastest(operations, Kind.UPSTREAM) > 0.8 * cost
+
+
+class SpinningCache(KVCache):
+    """A cache that costs a known time more than its parent."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
+        end = time.perf_counter_ns() + SPIN_NS
+        while time.perf_counter_ns() < end:
+            pass
+        return super().update_and_fetch(keys, values)
+
+
+class MultiplyingCache(KVCache):
+    """A cache whose keys need device work of a cost that can be measured on its own."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
+        return super().update_and_fetch(keys + 0 * matmul_chain(0), values)
+
+
+def zeros(_: int) -> mx.array:
+    return mx.zeros((1, 1, 1, 64))
+
+
+def test_a_slower_cache_shows_its_known_extra_cost() -> None:
+    plain = fastest(evaluated_updates(KVCache, zeros)[0], Kind.UPDATE_AND_FETCH)
+    spinning = fastest(evaluated_updates(SpinningCache, zeros)[0], Kind.UPDATE_AND_FETCH)
+    assert spinning - plain == pytest.approx(SPIN_NS, rel=0.1)
+
+
+def test_a_cache_shows_the_device_work_it_adds() -> None:
+    plain = fastest(evaluated_updates(KVCache, zeros)[0], Kind.UPDATE_AND_FETCH)
+    operations, cost = evaluated_updates(MultiplyingCache, zeros)
+    assert fastest(operations, Kind.UPDATE_AND_FETCH) - plain == pytest.approx(cost, rel=0.2)
+
+
+@pytest.mark.parametrize("timing", ["graph_build", "evaluated"])
+def test_no_array_is_kept_alive_so_updates_stay_in_place(timing: str) -> None:
+    """MLX writes into the buffer in place only while nothing else holds it; a copy would move it."""
+    with record(timing=timing) as session:
+        cache = KVCache()
+        cache.update_and_fetch(mx.zeros((1, 8, 1000, 128)), mx.zeros((1, 8, 1000, 128)))
+        mx.eval(cache.state[:2])
+        places = []
+        for _ in range(8):
+            cache.update_and_fetch(mx.zeros((1, 8, 1, 128)), mx.zeros((1, 8, 1, 128)))
+            mx.eval(cache.state[:2])
+            places.append((address(cache.keys), address(cache.values)))
+    assert session.metadata["hook_failures"] == 0
+    assert len(set(places)) == 1
+
+
+def address(array: mx.array) -> int:
+    return int(np.asarray(array).__array_interface__["data"][0])
+
+
+def test_the_in_place_test_notices_a_copy() -> None:
+    cache = KVCache()
+    cache.update_and_fetch(mx.zeros((1, 8, 1000, 128)), mx.zeros((1, 8, 1000, 128)))
+    mx.eval(cache.state[:2])
+    before, held = address(cache.keys), cache.keys[..., :1, :]
+    mx.eval(held)
+    cache.update_and_fetch(mx.zeros((1, 8, 1, 128)), mx.zeros((1, 8, 1, 128)))
+    mx.eval(cache.state[:2])
+    assert address(cache.keys) != before

@@ -147,6 +147,7 @@ class ThreadState:
         self.last_end_ns = 0  # of the last operation on a cache
         self.model_head: LeafHead = _NO_LEAF
         self.head: CallHead = self.idle_head(recorder.timing)
+        recorder.states.add(self)
 
     def idle_head(self, timing: int) -> CallHead:
         """The columns of operations outside any forward pass."""
@@ -169,6 +170,7 @@ class Recorder:
         self.is_evaluated = False
         self._listeners: tuple[Listener, ...] = ()
         self._lock = threading.RLock()  # a thread is named while a session joins
+        self.states: weakref.WeakSet[ThreadState] = weakref.WeakSet()
         self.hook_failures = 0
         self.last_failure = ""
         self._forget()
@@ -196,6 +198,9 @@ class Recorder:
     def _connect(self, listeners: tuple[Listener, ...]) -> None:
         self._listeners = listeners
         self.is_evaluated = any(listener.timing is Timing.EVALUATED for listener in listeners)
+        for state in list(self.states):
+            if not state.is_forward:
+                state.head = state.idle_head(self.timing)
         appends = [listener.append for listener in listeners]
         if len(appends) > 1:
 

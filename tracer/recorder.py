@@ -212,6 +212,11 @@ class Recorder:
         else:
             self.emit = appends[0] if appends else None
 
+    def silence(self) -> None:
+        """Stop recording in a forked child: its sessions, their files and threads are the parent's."""
+        self._lock = threading.RLock()
+        self._connect(())
+
     @property
     def timing(self) -> Timing:
         return Timing.EVALUATED if self.is_evaluated else Timing.GRAPH_BUILD

@@ -4,6 +4,7 @@
 and a user's own calls do not undo each other. Hooks do nothing while no session records.
 """
 
+import os
 import threading
 
 from kvtrace.tracer.instrument.hooks import Hooks
@@ -15,6 +16,9 @@ recorder = Recorder()
 """The one recorder of this process."""
 
 hooks = Hooks(recorder)
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=recorder.silence)
 
 _lock = threading.Lock()
 _users = 0

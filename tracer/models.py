@@ -13,6 +13,7 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntry
 from jinja2 import TemplateError
 
 from kvtrace.tracer.demo import DEMO_NOTICE, make_demo_model, make_demo_tokenizer
+from kvtrace.tracer.instrument import hooks
 
 __all__ = ["LoadedModel", "ModelError", "PromptError", "load_model", "prepare_prompt", "synthetic_prompt"]
 
@@ -53,8 +54,14 @@ def load_model(
 ) -> LoadedModel:
     """Load ``"demo"``, a folder (``./x``, ``/x``, ``~/x``, or any that exists) or a hub id; ``seed`` is the demo's.
 
-    Raises ModelError when the model or adapter is missing, can't be fetched, or is no model that mlx-lm can run.
+    Its spans will carry the model's name.     Raises ModelError when the model or adapter is missing, can't be fetched, or is no model that mlx-lm can run.
     """
+    loaded = _find_and_load(name, adapter_path, trust_remote_code, seed)
+    hooks.models.name(loaded.model, loaded.name)
+    return loaded
+
+
+def _find_and_load(name: str, adapter_path: str | None, trust_remote_code: bool, seed: int) -> LoadedModel:
     if name == "demo" and adapter_path is None:
         return LoadedModel(make_demo_model(seed), make_demo_tokenizer(), "demo", "demo", True, DEMO_NOTICE)
     if name == "demo":

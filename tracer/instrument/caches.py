@@ -68,7 +68,7 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
             tokens = keys.shape[-2]
             copied = 0
             if account.copies_always or account.signature(self) != leaf.signature:
-                copied = _resize(recorder, state, leaf, self, (tokens, position, before, mark), end)
+                copied = _resize(recorder, state, leaf, self, (tokens, position, before, mark))
             if servable == ABSENT:
                 _emit_uncounted(
                     recorder, state, leaf, start, end, position=position, tokens=tokens, batch=keys.shape[0]
@@ -114,24 +114,24 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
     return update_and_fetch
 
 
-def _resize(
-    recorder: Recorder, state: ThreadState, leaf: Leaf, cache: Any, before: tuple[int, int, int, Any], now_ns: int
-) -> int:
+def _resize(recorder: Recorder, state: ThreadState, leaf: Leaf, cache: Any, before: tuple[int, int, int, Any]) -> int:
     """Take the buffers' new sizes, mark growth and rotation, and return how many slots moved."""
     tokens, position, servable, mark = before
     account, capacity = leaf.account, leaf.capacity
     if account.signature(cache) != leaf.signature:
         leaf.remeasure(cache)
         if account.grows and leaf.capacity > capacity:
-            _emit_moment(recorder, state, leaf, Kind.GROW, now_ns, allocated=leaf.allocated)
+            _emit_moment(recorder, state, leaf, Kind.GROW, allocated=leaf.allocated)
     if tokens == 1 and account.has_wrapped(cache, position):
-        _emit_moment(recorder, state, leaf, Kind.ROTATE, now_ns)
+        _emit_moment(recorder, state, leaf, Kind.ROTATE)
     return account.copied(cache, tokens, position, servable, capacity, mark) if capacity > 0 else 0
 
 
-def _emit_moment(recorder: Recorder, state: ThreadState, leaf: Leaf, kind: Kind, now_ns: int, **columns: int) -> None:
+def _emit_moment(recorder: Recorder, state: ThreadState, leaf: Leaf, kind: Kind, **columns: int) -> None:
+    """Mark what an update did besides; its moment lies just after the update's end."""
     if recorder.emit is not None:
-        recorder.emit(recorder.row(state, kind, now_ns, now_ns, leaf_head=leaf.head, batch=leaf.batch, **columns))
+        now = recorder.now()
+        recorder.emit(recorder.row(state, kind, now, now, leaf_head=leaf.head, batch=leaf.batch, **columns))
 
 
 def _emit_uncounted(

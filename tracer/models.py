@@ -54,7 +54,8 @@ def load_model(
 ) -> LoadedModel:
     """Load ``"demo"``, a folder (``./x``, ``/x``, ``~/x``, or any that exists) or a hub id; ``seed`` is the demo's.
 
-    Its spans will carry the model's name.     Raises ModelError when the model or adapter is missing, can't be fetched, or is no model that mlx-lm can run.
+    Spans of the model will carry its name. Raises ModelError when the model or adapter is missing, can't be fetched,
+    or is no model that mlx-lm can run.
     """
     loaded = _find_and_load(name, adapter_path, trust_remote_code, seed)
     hooks.models.name(loaded.model, loaded.name)

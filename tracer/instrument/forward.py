@@ -32,8 +32,11 @@ class Models:
         self._references: dict[int, weakref.ref[Any]] = {}
 
     def name(self, model: Any, name: str) -> None:
-        """Give a model the name that its spans carry."""
-        self._watch(model)
+        """Give a model the name that its spans carry. What can't be referenced weakly keeps none."""
+        try:
+            self._watch(model)
+        except TypeError:
+            return
         self._names[id(model)] = name
 
     def name_of(self, model: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import RotatingKVCache
 from operations import balances_of, last_slots, operations_of, positions_are_contiguous
 from smollm2 import ensure_model
 
@@ -18,7 +19,7 @@ LAYERS, MAX_TOKENS = 30, 6
 
 CACHES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "rotating": {"max_kv_size": 8},  # 5 + 6 tokens wrap
+    "rotating": {"window": 8},  # 5 + 6 tokens wrap
     "8 bits": {"kv_bits": 8, "quantized_kv_start": 0},
     "4 bits": {"kv_bits": 4, "quantized_kv_start": 0},
     "4 bits in mid-run": {"kv_bits": 4, "quantized_kv_start": 8},
@@ -35,7 +36,10 @@ def test_a_traced_run_gives_the_same_tokens(smollm2: LoadedModel, cache: str) ->
     prompt = mx.array(smollm2.tokenizer.encode("The capital of France is"))
 
     def generate() -> list[int]:
-        steps = generate_step(prompt, smollm2.model, max_tokens=MAX_TOKENS, **CACHES[cache])
+        options = dict(CACHES[cache])
+        if window := options.pop("window", None):
+            options["prompt_cache"] = [RotatingKVCache(max_size=window) for _ in range(LAYERS)]
+        steps = generate_step(prompt, smollm2.model, max_tokens=MAX_TOKENS, **options)
         return [int(token) for token, _ in steps]
 
     untraced = generate()
@@ -50,6 +54,8 @@ def test_a_traced_run_gives_the_same_tokens(smollm2: LoadedModel, cache: str) ->
         assert counts[Kind.UPDATE_AND_FETCH] == counts[Kind.ATTEND] == LAYERS * passes
         assert positions_are_contiguous(operations)
         assert balances_of(operations) == last_slots(operations)
+        rotations = LAYERS if cache == "rotating" else 0
+        assert counts[Kind.ROTATE] == rotations
 
 
 def test_the_text_is_that_of_a_trained_model(smollm2: LoadedModel) -> None:

@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import RotatingKVCache
 from operations import Operation, balances_of, last_slots, operations_of, positions_are_contiguous
 
 from kvtrace import record
@@ -20,7 +21,7 @@ LAYERS = 4
 
 CACHES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "rotating": {"max_kv_size": 16},
+    "rotating": {"window": 16},
     "8 bits": {"kv_bits": 8, "quantized_kv_start": 0},
     "4 bits": {"kv_bits": 4, "quantized_kv_start": 0},
     "4 bits in mid-run": {"kv_bits": 4, "quantized_kv_start": 45},
@@ -33,8 +34,11 @@ def demo() -> LoadedModel:
     return load_model("demo")
 
 
-def generate(demo: LoadedModel, **options: Any) -> list[int]:
+def generate(demo: LoadedModel, window: int | None = None, **options: Any) -> list[int]:
+    """``window`` is for rotating caches: a llama makes its own and ignores mlx-lm's ``max_kv_size``."""
     prompt = mx.array(PROMPT)
+    if window is not None:
+        options["prompt_cache"] = [RotatingKVCache(max_size=window, keep=4) for _ in range(LAYERS)]
     return [int(token) for token, _ in generate_step(prompt, demo.model, max_tokens=MAX_TOKENS, **options)]
 
 
@@ -59,6 +63,9 @@ def test_a_traced_run_gives_the_same_tokens_and_every_operation_once(
     assert counts[Kind.TOKEN] == MAX_TOKENS
     assert positions_are_contiguous(operations)
     assert balances_of(operations) == last_slots(operations)
+    evicted = sum(o.evicted for o in operations if o.kind is Kind.UPDATE_AND_FETCH)
+    window = CACHES[cache].get("window")
+    assert evicted == (0 if window is None else LAYERS * (len(PROMPT) + MAX_TOKENS - window))
     layers = {(o.slot, o.layer) for o in operations if o.kind in (Kind.UPDATE_AND_FETCH, Kind.ATTEND)}
     assert layers == {(str(layer), layer) for layer in range(LAYERS)}
 

@@ -68,15 +68,25 @@ def _payload(keys: Any, values: Any) -> int:
 
 
 def _owner(recorder: Recorder, state: ThreadState, keys: Any, cache: Any) -> Leaf | None:
-    """The leaf that is read: the cache handed over, else the one whose last update handed out these very keys.
+    """The leaf that is read: the one that handed out these very keys, whichever cache comes with them.
 
-    Layers that share K and V attend without a cache, or with a CacheList.
+    Layers that share K and V attend without a cache, or with one of their own that holds something else. Keys that were
+    computed anew from what a cache handed out belong to the cache they come with.
     """
-    leaf = recorder.leaves.get(id(cache)) if cache is not None else None
-    if leaf is not None:
-        return leaf
     array = keys[0] if type(keys) is tuple or type(keys) is list else keys
-    for leaf in state.leaves:
-        if leaf.fetched is not None and leaf.fetched() is array:
+    leaf = recorder.leaves.get(id(cache)) if cache is not None else None
+    if leaf is not None and leaf.fetched is not None and leaf.fetched() is array:
+        return leaf
+    for other in state.leaves:
+        if other.fetched is not None and other.fetched() is array:
+            return other
+    return leaf or _first_fetched(recorder, cache)
+
+
+def _first_fetched(recorder: Recorder, cache: Any) -> Leaf | None:
+    """Of a CacheList, the leaf that holds K and V: what indexes them, or a running state, stands behind it."""
+    for inner in getattr(cache, "caches", ()):
+        leaf = recorder.leaves.get(id(inner))
+        if leaf is not None and leaf.fetched is not None:
             return leaf
     return None

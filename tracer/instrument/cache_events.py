@@ -1,6 +1,7 @@
 """Hooks for what happens to a cache besides updates: trims, batches made and cut, conversions, running states."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -223,6 +224,25 @@ def _emit_state(
     state.last_end_ns = end_ns
 
 
+def _hand_out_hook(recorder: Recorder, original: Method) -> Method:
+    """``keys_and_values()`` outside an update: layers that share another's K and V attend to what it hands out."""
+
+    @functools.wraps(original)
+    def keys_and_values(self: Any) -> Any:
+        result = original(self)
+        if recorder.emit is not None and not recorder.local.state.is_busy:
+            try:
+                keys = result[0]
+                leaf = recorder.leaves.get(id(self))
+                if leaf is not None:
+                    leaf.fetched = weakref.ref(keys[0] if type(keys) is tuple else keys)
+            except Exception as error:
+                recorder.failed(error)
+        return result
+
+    return keys_and_values
+
+
 HOOKS: dict[str, Callable[[Recorder, Method], Method]] = {
     "trim": functools.partial(_change_hook, Kind.TRIM, _trimmed),
     "maybe_trim_front": functools.partial(_change_hook, Kind.EVICT, _evicted),
@@ -232,6 +252,7 @@ HOOKS: dict[str, Callable[[Recorder, Method], Method]] = {
     "to_quantized": functools.partial(_derive_hook, Kind.QUANTIZE),
     "extract": functools.partial(_derive_hook, Kind.EXTRACT),
     "merge": functools.partial(_derive_hook, Kind.MERGE),
+    "keys_and_values": _hand_out_hook,
     "__setitem__": _set_state_hook,
     "update_window": _update_window_hook,
 }

@@ -1,0 +1,173 @@
+"""The options that choose and run a model, shared by every command that runs one. Names and defaults are mlx-lm's."""
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvtrace.viewer.errors import CommandError
+
+__all__ = ["RunOptions", "model_options"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What to run. ``model`` is None when not given: the demo, or what a prompt cache was made for."""
+
+    model: str | None
+    adapter_path: str | None
+    trust_remote_code: bool
+    prompt: str | None
+    prompt_file: str | None
+    prompt_tokens: int | None
+    system_prompt: str | None
+    ignore_chat_template: bool
+    prompt_cache_file: str | None
+    max_tokens: int
+    temp: float
+    top_p: float
+    seed: int | None
+    max_kv_size: int | None
+    kv_bits: int | None
+    kv_group_size: int
+    quantized_kv_start: int
+    prefill_step_size: int
+
+    def check(self) -> None:
+        """Refuse, before anything is loaded, what can't be run. Raises CommandError."""
+        given = [name for name in ("prompt", "prompt_file", "prompt_tokens") if getattr(self, name) is not None]
+        if len(given) > 1:
+            names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise CommandError(f"{names} exclude each other", "give the prompt in one way")
+        if self.max_kv_size is not None and self.kv_bits is not None:
+            raise CommandError(
+                "--max-kv-size and --kv-bits exclude each other: mlx-lm cannot quantize rotating caches",
+                "leave one of them out",
+            )
+        if self.prompt_cache_file is not None and not Path(self.prompt_cache_file).is_file():
+            raise CommandError(f"no prompt cache {self.prompt_cache_file!r}", "make one with mlx_lm.cache_prompt")
+
+    def read_prompt(self) -> str | None:
+        """The prompt's text, from wherever it comes; None for a synthetic one. Raises CommandError when it is empty."""
+        if self.prompt_tokens is not None:
+            return None
+        if "-" in (self.prompt, self.prompt_file):
+            text = sys.stdin.read()
+        elif self.prompt_file is not None:
+            text = _read_file(self.prompt_file)
+        else:
+            # As mlx_lm.generate does: shells make it hard to type these two.
+            text = (self.prompt if self.prompt is not None else "hello").replace("\\n", "\n").replace("\\t", "\t")
+        if not text.strip():
+            raise CommandError("the prompt is empty", "give some text with --prompt, or a length with --prompt-tokens")
+        return text
+
+
+def _read_file(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise CommandError(f"{name!r} is no text in UTF-8", "give a text file") from None
+    except OSError as error:
+        raise CommandError(f"can't read the prompt from {name!r}: {error.strerror}", "give a text file") from error
+
+
+def _as_int(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else int(value)
+
+
+_COUNT = click.IntRange(min=1)
+_OPTIONS = [
+    click.option(
+        "--model",
+        metavar="MODEL",
+        help="Folder or hub id of a model; demo: a small one with random weights, no download. [default: demo]",
+    ),
+    click.option("--adapter-path", metavar="DIR", help="Folder of trained adapter weights."),
+    click.option("--trust-remote-code", is_flag=True, help="Let the model's own code run."),
+    click.option(
+        "--prompt", "-p", metavar="TEXT", help="What to say to the model; - reads it from stdin. [default: hello]"
+    ),
+    click.option("--prompt-file", metavar="FILE", help="Read the prompt from a file; - is stdin."),
+    click.option("--prompt-tokens", type=_COUNT, metavar="N", help="Make up a prompt of exactly N tokens."),
+    click.option("--system-prompt", metavar="TEXT", help="System prompt for the chat template."),
+    click.option("--ignore-chat-template", is_flag=True, help="Give the model the bare prompt."),
+    click.option(
+        "--prompt-cache-file", metavar="FILE", help="Continue from a prompt cache made by mlx_lm.cache_prompt."
+    ),
+    click.option(
+        "--max-tokens",
+        "-m",
+        type=_COUNT,
+        default=100,
+        show_default=True,
+        metavar="N",
+        help="Generate at most so many tokens.",
+    ),
+    click.option(
+        "--temp",
+        type=click.FloatRange(min=0),
+        default=0.0,
+        show_default=True,
+        help="Sampling temperature; 0 always takes the likeliest token.",
+    ),
+    click.option(
+        "--top-p",
+        type=click.FloatRange(min=0, max=1),
+        default=1.0,
+        show_default=True,
+        help="Sample from the likeliest tokens of this joint probability.",
+    ),
+    click.option(
+        "--seed", type=click.IntRange(min=0), metavar="N", help="Seed of the random numbers that sampling takes."
+    ),
+    click.option(
+        "--max-kv-size", type=_COUNT, metavar="N", help="Keep at most N tokens in each cache: rotating caches."
+    ),
+    click.option(
+        "--kv-bits",
+        type=click.Choice(["1", "2", "3", "4", "5", "6", "8"]),
+        callback=_as_int,
+        help="Quantize the cache to so many bits a number.",
+    ),
+    click.option(
+        "--kv-group-size",
+        type=click.Choice(["32", "64", "128"]),
+        default="64",
+        show_default=True,
+        callback=_as_int,
+        help="Numbers that share a scale in a quantized cache.",
+    ),
+    click.option(
+        "--quantized-kv-start",
+        type=click.IntRange(min=0),
+        default=5000,
+        show_default=True,
+        metavar="N",
+        help="Quantize once a cache holds N tokens.",
+    ),
+    click.option(
+        "--prefill-step-size",
+        type=_COUNT,
+        default=2048,
+        show_default=True,
+        metavar="N",
+        help="Process so many prompt tokens at a time.",
+    ),
+]
+
+
+def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command, which takes them, checked, as ``options: RunOptions``."""
+
+    @functools.wraps(function)
+    def run(**values: Any) -> Any:
+        options = RunOptions(**{field.name: values.pop(field.name) for field in fields(RunOptions)})
+        options.check()
+        return function(options=options, **values)
+
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), run)

@@ -1,0 +1,94 @@
+"""``kvtrace record``: run a model, record it, show the table."""
+
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from kvtrace.viewer.commands.options import RunOptions, model_options
+from kvtrace.viewer.output_file import check_output, default_output
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  kvtrace record --prompt "Explain unified memory." -o run.pftrace
+  kvtrace record --model mlx-community/Llama-3.2-3B-Instruct-4bit -p "Hi" --kv-bits 8 --quantized-kv-start 0
+  kvtrace record --model ./my-model --prompt-tokens 4096 -m 32 --timing evaluated
+"""
+
+_RULE = "=" * 10
+
+
+@click.command(epilog=_EPILOG, short_help="Run a model and record what its key-value cache does.")
+@model_options
+@click.option(
+    "--timing",
+    type=click.Choice(["graph_build", "evaluated"]),
+    default="graph_build",
+    show_default=True,
+    help="What durations measure. graph_build leaves the run as it is; evaluated times each operation alone, slower.",
+)
+@click.option("--baseline", is_flag=True, help="Run the same untraced too, and say how much slower tracing made it.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where to write the trace. [default: a name from model and time]",
+)
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--quiet", is_flag=True, help="Print neither text, progress nor table; only what went wrong.")
+def command(options: RunOptions, timing: str, baseline: bool, output: Path | None, force: bool, quiet: bool) -> None:
+    """Run a model once and record every operation of its key-value cache into a trace FILE.
+
+    Options that mlx_lm.generate has too mean the same here.
+    """
+    path = output or default_output(options.model or "demo", datetime.now())
+    check_output(path, may_replace=force)
+    text = options.read_prompt()
+    troubles = _run(options, text, path, timing, baseline, quiet)
+    if not quiet:
+        troubles += _show_result(path)
+    for trouble in troubles:
+        click.echo(f"Warning: {trouble}", err=True)
+    click.get_current_context().exit(1 if troubles else 0)
+
+
+def _run(
+    options: RunOptions, text: str | None, path: Path, timing: str, is_compared: bool, is_quiet: bool
+) -> list[str]:
+    """Returns what went wrong with recording, in words."""
+    from kvtrace.viewer.progress import RunProgress
+
+    with RunProgress(is_shown=not is_quiet) as progress:
+        progress.show(f"Loading {options.model or 'the model'}")
+        from kvtrace.viewer.generation import prepare
+        from kvtrace.viewer.recording import record_job
+
+        job = prepare(options, text)
+        progress.clear()
+        if not is_quiet:
+            click.echo("".join(f"{note}\n" for note in job.notes), err=True, nl=False)
+            click.echo(_RULE)
+        return record_job(job, path, timing=timing, is_compared=is_compared, is_quiet=is_quiet, progress=progress)
+
+
+def _show_result(path: Path) -> list[str]:
+    """Read back what was written: that is what a user has. Returns why it can't be read."""
+    from kvtrace.viewer.printing import print_summaries
+    from kvtrace.viewer.read import TraceError, open_trace
+    from kvtrace.viewer.reduce.summary import summarize
+    from kvtrace.viewer.render.texts import View
+    from kvtrace.viewer.render.units import format_bytes
+
+    click.echo(f"\n{_RULE}\n")
+    try:
+        document = summarize(open_trace(path)).to_dict()
+    except TraceError as error:
+        return [f"the recording can't be read back: {error}"]
+    print_summaries([(str(path), document)], View())
+    click.echo(f"\nWrote {path} ({format_bytes(path.stat().st_size)}).")
+    click.echo("See it: drag the file onto https://ui.perfetto.dev (it is read in your browser, not uploaded).")
+    click.echo(f"The table again: kvtrace summary {path}")
+    return []

@@ -1,0 +1,172 @@
+"""Running a model as the shared options say: load it, prepare its prompt, check the cache, generate.
+
+Imports mlx, mlx-lm and transformers: only commands that run a model import this.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache
+from mlx_lm.sample_utils import make_sampler
+
+from kvtrace.tracer.models import LoadedModel, load_model, prepare_prompt, synthetic_prompt
+from kvtrace.viewer.commands.options import RunOptions
+from kvtrace.viewer.errors import CommandError
+
+__all__ = ["Generation", "Job", "check_quantization", "generate", "prepare"]
+
+OnPrefill = Callable[[int, int], None]
+OnText = Callable[[str, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What came out: the text, its tokens, and how long generating took."""
+
+    text: str
+    tokens: list[int]
+    took_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that a run needs, checked: every ``generate`` of it starts from the same state."""
+
+    options: RunOptions
+    loaded: LoadedModel
+    prompt: list[int]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know before reading what comes."""
+        notes = [] if self.loaded.notice is None else [self.loaded.notice]
+        if self.options.max_kv_size is not None and hasattr(self.loaded.model, "make_cache"):
+            notes.append("--max-kv-size has no effect: mlx-lm lets this model make its caches itself.")
+        return notes
+
+    def make_cache(self) -> list[Any] | None:
+        """What the prompt cache file holds, afresh; None lets mlx-lm make an empty one."""
+        if self.options.prompt_cache_file is None:
+            return None
+        return _load_cache(self.options.prompt_cache_file)[0]
+
+
+def prepare(options: RunOptions, text: str | None) -> Job:
+    """Load and check. ``text`` is the prompt, None for a synthetic one.
+
+    Raises ModelError, PromptError or CommandError, each with a hint.
+    """
+    name = options.model or "demo"
+    if options.prompt_cache_file is not None:
+        name = _model_of_cache(options, _load_cache(options.prompt_cache_file)[1])
+    loaded = load_model(name, adapter_path=options.adapter_path, trust_remote_code=options.trust_remote_code)
+    job = Job(options, loaded, _tokens_of_prompt(options, loaded.tokenizer, text))
+    if options.kv_bits is not None:
+        check_quantization(loaded.model, options.kv_bits, options.kv_group_size, job.make_cache())
+    return job
+
+
+def _tokens_of_prompt(options: RunOptions, tokenizer: Any, text: str | None) -> list[int]:
+    if text is None:
+        return synthetic_prompt(tokenizer, options.prompt_tokens or 1)
+    return prepare_prompt(
+        tokenizer,
+        text,
+        system_prompt=options.system_prompt,
+        ignore_chat_template=options.ignore_chat_template,
+        follows_cache=options.prompt_cache_file is not None,
+    )
+
+
+def _load_cache(name: str) -> tuple[list[Any], dict[str, str]]:
+    try:
+        cache, metadata = load_prompt_cache(name, return_metadata=True)
+    except Exception as error:  # whatever a foreign file can do wrong
+        raise CommandError(f"{name!r} is no prompt cache", "make one with mlx_lm.cache_prompt") from error
+    return cache, metadata if isinstance(metadata, dict) else {}
+
+
+def _model_of_cache(options: RunOptions, metadata: dict[str, str]) -> str:
+    """The model that a prompt cache was made with, where the file says so."""
+    made_with = metadata.get("model")
+    if options.model is not None and made_with not in (None, options.model):
+        raise CommandError(
+            f"the prompt cache was made with {made_with!r}, not {options.model!r}", f"use --model {made_with}"
+        )
+    return options.model or made_with or "demo"
+
+
+def check_quantization(model: Any, bits: int, group_size: int, cache: list[Any] | None = None) -> None:
+    """Try whether mlx-lm can quantize this model's cache so. Raises CommandError.
+
+    Builds the graphs of two forward passes and computes neither: shapes are all that can go wrong.
+    """
+    caches: list[Any] = cache if cache is not None else make_prompt_cache(model)
+    if any(
+        getattr(leaf, "bits", bits) != bits or getattr(leaf, "group_size", group_size) != group_size for leaf in caches
+    ):
+        raise CommandError(
+            "--kv-bits or --kv-group-size does not match the prompt cache", "use those that it was made with"
+        )
+    token = mx.array([[0]])
+    model(token, cache=caches)
+    sizes = sorted({size for leaf in caches for size in _head_sizes(leaf)})
+    try:
+        quantized = [_quantize(leaf, bits, group_size) for leaf in caches]
+        model(token, cache=quantized)
+    except Exception as error:
+        raise _explain(error, sizes, bits, group_size) from error
+
+
+def _head_sizes(leaf: Any) -> list[int]:
+    arrays = [getattr(leaf, "keys", None), getattr(leaf, "values", None)]
+    return [array.shape[-1] for array in arrays if isinstance(array, mx.array)]
+
+
+def _quantize(leaf: Any, bits: int, group_size: int) -> Any:
+    return leaf.to_quantized(group_size=group_size, bits=bits) if hasattr(leaf, "to_quantized") else leaf
+
+
+def _explain(error: Exception, head_sizes: list[int], bits: int, group_size: int) -> CommandError:
+    if isinstance(error, NotImplementedError):
+        return CommandError("mlx-lm cannot quantize this model's rotating caches", "leave out --kv-bits")
+    sizes = " and ".join(map(str, head_sizes))
+    if any(size % group_size for size in head_sizes):
+        fitting = [str(group) for group in (128, 64, 32) if not any(size % group for size in head_sizes)]
+        hint = f"use --kv-group-size {fitting[0]}" if fitting else "leave out --kv-bits"
+        return CommandError(f"heads of size {sizes} do not divide into groups of {group_size}", hint)
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return CommandError(f"heads of size {sizes} can't be quantized to {bits} bits: {reason}", "use --kv-bits 4 or 8")
+
+
+def generate(job: Job, on_prefill: OnPrefill | None = None, on_text: OnText | None = None) -> Generation:
+    """Run once. ``on_prefill(done, all)`` and ``on_text(new text, tokens so far)`` follow its progress."""
+    options = job.options
+    if options.seed is not None:
+        mx.random.seed(options.seed)
+    prompt_cache = job.make_cache()
+    texts, tokens = [], []
+    started_ns = time.perf_counter_ns()
+    for response in mlx_lm.stream_generate(
+        job.loaded.model,
+        job.loaded.tokenizer,
+        job.prompt,
+        max_tokens=options.max_tokens,
+        sampler=make_sampler(options.temp, options.top_p),
+        max_kv_size=options.max_kv_size,
+        prompt_cache=prompt_cache,
+        prefill_step_size=options.prefill_step_size,
+        kv_bits=options.kv_bits,
+        kv_group_size=options.kv_group_size,
+        quantized_kv_start=options.quantized_kv_start,
+        prompt_progress_callback=on_prefill,
+    ):
+        texts.append(response.text)
+        tokens.append(response.token)
+        if on_text is not None:
+            on_text(response.text, response.generation_tokens)
+    return Generation("".join(texts), tokens, time.perf_counter_ns() - started_ns)

@@ -1,0 +1,82 @@
+"""The ``kvtrace`` command. A subcommand's module is imported when it runs; ``kvtrace --help`` loads click alone."""
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from kvtrace.viewer.errors import explain
+
+__all__ = ["cli", "main"]
+
+_COMMANDS: Mapping[str, str] = {
+    "record": "Run a model and record what its key-value cache does.",
+    "summary": "Say per layer where time and bytes went.",
+}
+"""Name -> help in one line; the command is ``command`` in ``kvtrace.viewer.commands.<name>``."""
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name, imports them on use, and tells every mistake in the same way."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(f"kvtrace.viewer.commands.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def main(self, *args: Any, **options: Any) -> NoReturn:
+        """Exit status: 0 well, 1 when something was lost or is wrong, 2 for a user's mistake, 130 interrupted."""
+        try:
+            status = super().main(*args, **{**options, "standalone_mode": False})
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("Interrupted.", err=True)
+            sys.exit(_INTERRUPTED)
+        except (click.ClickException, ValueError) as error:
+            lines = explain(error)
+            if lines is None:
+                raise
+            click.echo("\n".join(lines), err=True)
+            sys.exit(2)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"kvtrace {version('kvtrace')}")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Try it: kvtrace record --prompt 'Explain unified memory.' -o run.pftrace && kvtrace summary run.pftrace",
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it.")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Record what a key-value cache does while an MLX language model generates, and see where time and bytes went."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main() -> NoReturn:
+    """What the ``kvtrace`` script runs."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without µ and × still shows the rest
+    cli(prog_name="kvtrace")
+    raise AssertionError("cli exits")

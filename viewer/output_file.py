@@ -1,0 +1,43 @@
+"""Where a recording goes: a name for it, and whether it can be written, asked before anything is loaded."""
+
+import os
+import re
+import tempfile
+from datetime import datetime
+from pathlib import Path
+
+from kvtrace.tracer.formats import UnknownFormatError, find_writer, known_suffixes
+from kvtrace.viewer.errors import CommandError
+
+__all__ = ["check_output", "default_output"]
+
+
+def default_output(model: str, now: datetime) -> Path:
+    """demo-20250131-142233.pftrace, in the current folder."""
+    name = re.sub(
+        r"[^\w.-]+", "-", Path(model).expanduser().resolve().name if model.startswith((".", "~")) else Path(model).name
+    )
+    return Path(f"{name or 'model'}-{now:%Y%m%d-%H%M%S}.pftrace")
+
+
+def check_output(path: Path, *, may_replace: bool) -> None:
+    """Raises CommandError where a recording could not be written, or would overwrite without being told to."""
+    try:
+        find_writer(path)
+    except UnknownFormatError as error:
+        known = " or ".join(known_suffixes())
+        raise CommandError(f"no trace format has the suffix of {path.name!r}", f"name it *{known}") from error
+    if not path.parent.is_dir():
+        raise CommandError(f"no folder {str(path.parent)!r}", "make it first, or choose another with -o")
+    if path.is_dir():
+        raise CommandError(f"{str(path)!r} is a folder", "name a file in it")
+    if path.exists() and not may_replace:
+        raise CommandError(f"{str(path)!r} exists", "replace it with --force, or choose another with -o")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise CommandError(f"{str(path)!r} can't be written", "choose another with -o")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise CommandError(
+            f"can't write into {str(path.parent)!r}: {error.strerror}", "choose another folder with -o"
+        ) from error

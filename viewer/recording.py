@@ -1,0 +1,106 @@
+"""``kvtrace record`` without its command line: a job under a session, compared with untraced runs where asked.
+
+Imports mlx: only commands that run a model import this.
+"""
+
+import secrets
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvtrace.tracer.session import Session, record
+from kvtrace.viewer.generation import Generation, Job, generate
+from kvtrace.viewer.progress import RunProgress
+
+__all__ = ["record_job"]
+
+_UNTRACED_RUNS = 2  # the first run of a process is often slower; the faster of the two is what tracing is held against
+
+
+def record_job(
+    job: Job, path: Path, *, timing: str, is_compared: bool, is_quiet: bool, progress: RunProgress
+) -> list[str]:
+    """Record one run into ``path``, replacing it; ``is_compared`` runs the same untraced, twice, before.
+
+    Returns what went wrong with recording, in words.
+    """
+    if is_compared:
+        job = _with_seed(job)
+    untraced = [_run_untraced(job, number, progress) for number in range(_UNTRACED_RUNS if is_compared else 0)]
+    session = record(path, timing=timing, overwrite=True, model=job.loaded.name)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="kvtrace lost")  # the result says so
+        try:
+            with session:
+                session.annotate(**_facts(job))
+                traced = generate(job, _follow_prefill(progress), _follow_text(job, is_quiet, progress))
+                if untraced:
+                    session.annotate(baseline_ratio=traced.took_ns / min(run.took_ns for run in untraced))
+        except KeyboardInterrupt:
+            click.echo(f"\nStopped. What was recorded so far is in {path}.", err=True)
+            raise
+    return [*_losses_of(session), *_differences(traced, untraced)]
+
+
+def _differences(traced: Generation, untraced: list[Generation]) -> list[str]:
+    if all(run.tokens == traced.tokens for run in untraced):
+        return []
+    return ["the traced run generated other tokens than the untraced one: please report this"]
+
+
+def _with_seed(job: Job) -> Job:
+    """Runs are only comparable when they draw the same random numbers."""
+    if job.options.seed is not None or job.options.temp == 0:
+        return job
+    return replace(job, options=replace(job.options, seed=secrets.randbits(32)))
+
+
+def _run_untraced(job: Job, number: int, progress: RunProgress) -> Generation:
+    what, limit = f"Untraced run {number + 1} of {_UNTRACED_RUNS}", job.options.max_tokens
+    return generate(job, None, lambda _, tokens: progress.show(what, tokens, limit))
+
+
+def _follow_prefill(progress: RunProgress) -> Callable[[int, int], None]:
+    return lambda done, total: progress.show("Reading the prompt", done, total)
+
+
+def _follow_text(job: Job, is_quiet: bool, progress: RunProgress) -> Callable[[str, int], None]:
+    """Text as it comes. Where it comes onto a terminal, it is the progress; a bar would get in its way."""
+
+    def follow(text: str, tokens: int) -> None:
+        if is_quiet or not sys.stdout.isatty():
+            progress.show("Generating", tokens, job.options.max_tokens)
+        else:
+            progress.clear()
+        if not is_quiet:
+            sys.stdout.write(_without_controls(text) if sys.stdout.isatty() else text)
+            sys.stdout.flush()
+
+    return follow
+
+
+def _without_controls(text: str) -> str:
+    """A model may say anything, also what would move a terminal's cursor or change its colours."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "·" for character in text)
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    """The options that shape the run, never its texts."""
+    names = ["max_tokens", "temp", "top_p", "seed", "max_kv_size", "prefill_step_size"]
+    if job.options.kv_bits is not None:
+        names += ["kv_bits", "kv_group_size", "quantized_kv_start"]
+    values = {name: getattr(job.options, name) for name in names}
+    known = {name: value for name, value in values.items() if value is not None}
+    return {"model_path": job.loaded.path, "prompt_tokens": len(job.prompt), **known}
+
+
+def _losses_of(session: Session) -> list[str]:
+    troubles = [f"{count:,} operations were lost: {reason}" for reason, count in session.lost.items() if count]
+    if session.error is not None:
+        troubles.append(f"{session.path} could not be written to its end: {session.error.strerror or session.error}")
+    return troubles

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrace.tracer.batch import Batch
-from kvtrace.tracer.schema import ABSENT, COLUMNS, Kind
+from kvtrace.tracer.schema import ABSENT, COLUMNS, Kind, Phase, Timing
 
 
 @dataclass(frozen=True)
@@ -70,3 +70,15 @@ def positions_are_contiguous(operations: list[Operation]) -> bool:
         elif operation.kind is not Kind.GROW and operation.kind is not Kind.ROTATE:
             following.pop(operation.cache, None)
     return True
+
+
+def annotations_of(operation: Operation) -> dict[str, Any]:
+    """What a trace file must say of a row, by the name that SQL has for it."""
+    labels = {"phase": [phase.name.lower() for phase in Phase], "timing": [timing.name.lower() for timing in Timing]}
+    annotations = {}
+    for column in COLUMNS:
+        value = operation.columns[column.name]
+        if column.attribute is not None and value is not None:
+            text = labels[column.name][value] if column.name in labels else value
+            annotations["debug." + column.attribute.replace(".", "_")] = text
+    return annotations

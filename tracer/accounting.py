@@ -29,7 +29,7 @@ class Geometry:
 def _elements_a_slot(array: Any) -> int:
     """Elements of one slot (axis -2) over all sequences and heads."""
     shape = array.shape
-    return prod(shape[:-2]) * int(shape[-1])
+    return int(prod(shape[:-2]) * shape[-1])
 
 
 class Account:
@@ -43,6 +43,8 @@ class Account:
     """A larger capacity is an event worth marking (False where every update makes new buffers)."""
     copies_always = False
     """Payload may move in any update, not only when the buffers change."""
+    changes_unseen = False
+    """The model also writes to it past the methods that are hooked: sizes are right at the end of a forward pass."""
 
     def look(self, cache: Any) -> tuple[int, int]:
         """Absolute position of the next token, and tokens that the cache can serve now."""
@@ -148,7 +150,7 @@ class RotatingAccount(Account):
         return in_order + length - _evicted_by_concatenation(length, cache.max_size)
 
     def has_wrapped(self, cache: Any, position: int) -> bool:
-        return position >= cache.max_size and cache._idx == getattr(cache, "keep", 0) + 1
+        return bool(position >= cache.max_size and cache._idx == getattr(cache, "keep", 0) + 1)
 
 
 def _copied_in_place(position: int, capacity: int, max_size: int) -> int:
@@ -201,7 +203,7 @@ class BatchRotatingAccount(RotatingAccount):
 
 
 class StateAccount(Account):
-    """Caches without tokens, whose arrays are a running state: ArraysCache, LayerCache."""
+    """Caches without tokens, whose arrays are a running state: ArraysCache."""
 
     grows = False
 
@@ -218,8 +220,16 @@ class StateAccount(Account):
         return [cache.state]
 
 
+class LayerAccount(StateAccount):
+    """LayerCache of deepseek_v41: compressed tokens and their keys are written to its attributes."""
+
+    changes_unseen = True
+
+
 class UnknownAccount(StateAccount):
     """A cache class that kvtrace has not been told about: only what it says of itself is recorded."""
+
+    changes_unseen = True
 
     def look(self, cache: Any) -> tuple[int, int]:
         offset = getattr(cache, "offset", None)
@@ -252,7 +262,7 @@ _ACCOUNTS: dict[str, Account] = {
     "mlx_lm.models.cache.BatchKVCache": BatchAccount(),
     "mlx_lm.models.cache.BatchRotatingKVCache": BatchRotatingAccount(),
     "mlx_lm.models.cache.ArraysCache": StateAccount(),
-    "mlx_lm.models.deepseek_v41.LayerCache": StateAccount(),
+    "mlx_lm.models.deepseek_v41.LayerCache": LayerAccount(),
 }
 
 

@@ -117,7 +117,7 @@ def _forward_hook(recorder: Recorder, models: Models, original: Callable[..., An
 
 def _begin(recorder: Recorder, models: Models, state: ThreadState, model: Any, inputs: Any, caches: Any) -> None:
     """Enter a forward pass: its tokens and phase, and the slot of every cache it is called with."""
-    shape = getattr(inputs, "shape", ())
+    shape: tuple[int, ...] = getattr(inputs, "shape", ())
     state.batch, state.tokens = (shape[0], shape[1]) if len(shape) >= 2 else (ABSENT, ABSENT)
     state.is_forward = True
     state.layers = models.layers_of(model)
@@ -167,6 +167,9 @@ def _emit_tail(recorder: Recorder, state: ThreadState, end_ns: int) -> None:
 
 def _emit_forward(recorder: Recorder, state: ThreadState, start_ns: int, end_ns: int) -> None:
     leaves = state.leaves
+    for leaf in leaves:
+        if leaf.account.changes_unseen and leaf.reference is not None and (cache := leaf.reference()) is not None:
+            leaf.settle(cache)
     totals = [_total(leaf.resident for leaf in leaves), _total(leaf.allocated for leaf in leaves)]
     totals.append(_total(leaf.baseline for leaf in leaves))
     position = next((leaf.position for leaf in leaves if leaf.position != ABSENT), ABSENT)

@@ -141,4 +141,5 @@ class Hooks:
 
 def _with_subclasses(cls: type) -> list[type]:
     """A class and all that derive from it, so far."""
-    return [cls, *(deeper for child in cls.__subclasses__() for deeper in _with_subclasses(child))]
+    children: list[type] = cls.__subclasses__()
+    return [cls, *(deeper for child in children for deeper in _with_subclasses(child))]

@@ -1,0 +1,10 @@
+"""Lets these tests import what several folders share: tests/trace_rows.py and tests/perfetto_ui.py."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from perfetto_ui import perfetto_ui
+
+__all__ = ["perfetto_ui"]

@@ -19,7 +19,7 @@ SOURCES = tracer exporters viewer examples tests
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo demo-smollm2 test test-all test-lowest check lint types format bench browser clean
+.PHONY: help setup demo demo-smollm2 test test-all test-lowest check lint types format bench pictures browser clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -83,6 +83,9 @@ format: setup ## format the sources and fix what ruff can
 
 bench: setup ## what recording costs, beside its peers, in ratios
 	@for file in tests/bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+pictures: $(VENV)/real-parts browser ## the README's pictures, taken of the real thing
+	PYTHONPATH=tests:examples $(BIN)/python tests/pictures.py examples/pictures
 
 clean: ## remove what the targets above made, except models/
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+from perfetto_ui import perfetto_ui
+
+__all__ = ["perfetto_ui"]
 
 
 @pytest.fixture(autouse=True)

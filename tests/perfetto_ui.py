@@ -14,13 +14,18 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
-__all__ = ["OpenedTrace", "PerfettoUi", "perfetto_ui"]
+__all__ = ["OpenedTrace", "PerfettoUi", "perfetto_ui", "run_perfetto_ui"]
 
 _TITLE = ".pf-track__title"
 _LOADED = "() => window.app && window.app.trace && window.app.trace.engine"
-_TRACKS_LISTED = "() => app.trace.workspace.flatTracks.length > 2"
-_TRACKS_SHOWN = f"""() =>
-    document.querySelectorAll('{_TITLE}').length == app.trace.workspace.flatTracks.length"""
+_TRACKS_LISTED = "count => app.trace.workspace.flatTracks.length >= count"
+# Tracks go on being listed after the trace is there, so they are expanded until all of them are on the page.
+_ALL_EXPANDED = f"""() => {{
+    const tracks = app.trace.workspace.flatTracks;
+    tracks.filter(track => track.collapsed).forEach(track => track.expand());
+    app.raf.scheduleFullRedraw();
+    return document.querySelectorAll('{_TITLE}').length == tracks.length;
+}}"""
 _QUERY = """async query => {
     const result = await window.app.trace.engine.query(query);
     const rows = [];
@@ -48,23 +53,26 @@ class OpenedTrace:
         """What the trace processor could not read: name and count."""
         return self.sql("select name, value from stats where severity in ('error', 'data_loss') and value > 0")
 
-    def expand_tracks(self) -> None:
-        """Open every group of the timeline, on a page high enough for all of it."""
-        self._page.wait_for_function(_TRACKS_LISTED)
+    def expand_tracks(self, at_least: int = 3) -> None:
+        """Open every group of the timeline, once it has so many tracks, on a page high enough for all of them."""
+        self._page.wait_for_function(_TRACKS_LISTED, arg=at_least)
         tracks = self._page.evaluate("() => app.trace.workspace.flatTracks.length")
-        self._page.set_viewport_size({"width": 1600, "height": 600 + 80 * tracks})
-        self._page.evaluate("() => app.trace.workspace.flatTracks.forEach(track => track.expand())")
-        self._page.evaluate("() => app.raf.scheduleFullRedraw()")
-        self._page.wait_for_function(_TRACKS_SHOWN)
+        self._page.set_viewport_size({"width": 1600, "height": 600 + 80 * max(tracks, 30)})
+        self._page.wait_for_function(_ALL_EXPANDED)
 
     def track_titles(self) -> list[str]:
         """What the timeline shows on its left, from top to bottom."""
         titles: list[str] = self._page.locator(_TITLE).all_inner_texts()
         return [title.splitlines()[-1] for title in titles]
 
-    def screenshot(self, path: Path) -> None:
-        self._page.wait_for_timeout(1500)
-        self._page.screenshot(path=path)
+    def screenshot(self, path: Path, height: int | None = None) -> None:
+        """What the page shows, down to ``height`` pixels; the timeline alone then, without the UI's menu."""
+        if height is None:
+            self._page.screenshot(path=path)
+            return
+        self._page.evaluate("() => app.sidebar.toggleVisibility()")
+        self._page.wait_for_timeout(1500)  # the canvas is drawn a few frames later
+        self._page.screenshot(path=path, clip={"x": 0, "y": 48, "width": 1600, "height": height})
 
     def close(self) -> None:
         self._page.close()
@@ -99,9 +107,9 @@ class PerfettoUi:
             route.abort()
 
 
-@pytest.fixture(scope="session")
-def perfetto_ui() -> Iterator[PerfettoUi]:
-    """One browser for all tests."""
+@contextmanager
+def run_perfetto_ui() -> Iterator[PerfettoUi]:
+    """A browser and the UI's server, until the block ends."""
     traces: dict[str, Path] = {}
     with (
         http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Pages, traces)) as server,
@@ -114,6 +122,13 @@ def perfetto_ui() -> Iterator[PerfettoUi]:
         finally:
             browser.close()
             server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def perfetto_ui() -> Iterator[PerfettoUi]:
+    """One browser for all tests."""
+    with run_perfetto_ui() as ui:
+        yield ui
 
 
 class _Pages(http.server.SimpleHTTPRequestHandler):

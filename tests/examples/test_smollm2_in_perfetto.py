@@ -9,14 +9,12 @@ from typing import Any
 import mlx_lm
 import pytest
 from operations import Operation, annotations_of, operations_of
-from perfetto_ui import OpenedTrace, PerfettoUi, perfetto_ui
+from perfetto_ui import OpenedTrace, PerfettoUi
 from smollm2 import ensure_model
 
 from kvtrace import record
 from kvtrace.tracer.models import load_model
 from kvtrace.tracer.schema import INSTANT_KINDS, Kind
-
-__all__ = ["perfetto_ui"]
 
 LAYERS = 30
 

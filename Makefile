@@ -82,7 +82,7 @@ format: setup ## format the sources and fix what ruff can
 	$(BIN)/ruff check --fix $(SOURCES)
 
 bench: setup ## what recording costs, beside its peers, in ratios
-	@for file in tests/bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in tests/bench/*.py; do echo "== $$file"; PYTHONPATH=tests $(BIN)/python $$file || exit 1; done
 
 pictures: $(VENV)/real-parts browser ## the README's pictures, taken of the real thing
 	PYTHONPATH=tests:examples $(BIN)/python tests/pictures.py examples/pictures

@@ -12,17 +12,11 @@ from typing import Any, Final, Protocol
 
 from kvtrace.tracer.accounting import Account, account_for
 from kvtrace.tracer.batch import AttributeValue
-from kvtrace.tracer.buffer import Row
+from kvtrace.tracer.buffer import CallHead, LeafHead, Row
 from kvtrace.tracer.clock import Clock
 from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX, Kind, Timing
 
-__all__ = ["CALL_STEP", "CallHead", "Leaf", "LeafHead", "Listener", "Recorder", "Strings", "ThreadState"]
-
-CallHead = tuple[int, int, int, int, int]
-"""thread, request, step, phase, timing: the columns that all operations of a forward pass share."""
-
-LeafHead = tuple[int, int, int, int, int]
-"""model, slot, layer, cache, cache_class: the columns that all operations of a cache share."""
+__all__ = ["CALL_STEP", "Leaf", "Listener", "Recorder", "Strings", "ThreadState"]
 
 CALL_STEP: Final = 2
 """Place of the step in a CallHead."""
@@ -268,4 +262,4 @@ class Recorder:
         values = list(_EMPTY)
         for name, value in columns.items():
             values[INDEX[name] - _AFTER_END] = value
-        return (*state.head, *(leaf_head or state.model_head), int(kind), start_ns, end_ns, *values)
+        return state.head, leaf_head or state.model_head, (int(kind), start_ns, end_ns, *values)

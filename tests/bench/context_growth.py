@@ -4,11 +4,10 @@ One update of one token and its evaluation, at 1,000 and 8,000 positions (67 MB 
 and in both timing modes, beside what copying the whole cache costs. Minima of interleaved rounds, in microseconds.
 """
 
-import json
-import sys
 import time
 
 import mlx.core as mx
+from benchmark import show
 from mlx_lm.models.cache import KVCache
 
 from kvtrace import record
@@ -65,13 +64,9 @@ def measure() -> dict[str, dict[int, float]]:
 
 def main() -> None:
     results = measure()
-    if "--json" in sys.argv:
-        print(json.dumps(results))
-        return
-    print(f"{'one update, µs':<16}" + "".join(f"{positions:>10,}" for positions in POSITIONS) + "    growth")
-    for name, times in results.items():
-        low, high = times.values()
-        print(f"{name:<16}{low:10.1f}{high:10.1f}{high / low:9.2f}×")
+    header = f"{'one update, µs':<16}" + "".join(f"{positions:>10,}" for positions in POSITIONS) + "    growth"
+    rows = ((name, *times.values()) for name, times in results.items())
+    show(results, header, *(f"{name:<16}{low:10.1f}{high:10.1f}{high / low:9.2f}×" for name, low, high in rows))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """What tracing adds to one cache call, beside what OpenTelemetry's own span costs, in the same run.
 
-Prints one line a comparison, and JSON with ``--json``. All figures are minima of interleaved rounds.
+All figures are medians over interleaved rounds.
 """
 
-import json
-import sys
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import mlx.core as mx
+from benchmark import show
 from mlx_lm.models.cache import KVCache
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -93,33 +93,35 @@ def measure() -> dict[str, float]:
         results["untraced"].append(time_calls(lambda: update(plain, caches[0])))
         results["traced"].append(time_calls(lambda: update(hooked, caches[1])))
         results["span"].append(time_calls(span))
-        cache = caches[1]
-        results["attend"].append(time_calls(lambda: attend_plain(keys, keys, keys, cache, 1.0, None)))
-        results["attend_traced"].append(time_calls(lambda: attend_hooked(keys, keys, keys, cache, 1.0, None)))
-    best = {name: min(times) for name, times in results.items()}
-    added, added_attend = best["traced"] - best["untraced"], best["attend_traced"] - best["attend"]
+        results["attend"].append(time_calls(lambda: attend_plain(keys, keys, keys, caches[1], 1.0, None)))
+        results["attend_traced"].append(time_calls(lambda: attend_hooked(keys, keys, keys, caches[1], 1.0, None)))
+    span, added = median(results["span"]), median_difference(results["traced"], results["untraced"])
+    added_attend = median_difference(results["attend_traced"], results["attend"])
     return {
-        "update_untraced_us": best["untraced"],
+        "update_untraced_us": median(results["untraced"]),
         "update_added_us": added,
         "attend_added_us": added_attend,
-        "opentelemetry_span_us": best["span"],
-        "span_over_update": best["span"] / added,
-        "span_over_attend": best["span"] / added_attend,
+        "opentelemetry_span_us": span,
+        "span_over_update": span / added,
+        "span_over_attend": span / added_attend,
     }
+
+
+def median_difference(more: list[float], less: list[float]) -> float:
+    """Of the two measured in each round, so that a busy moment falls on both."""
+    return median(a - b for a, b in zip(more, less, strict=True))
 
 
 def main() -> None:
     results = measure()
-    if "--json" in sys.argv:
-        print(json.dumps(results))
-        return
-    print("What tracing adds to one call (graph_build), minima of interleaved rounds:")
-    print(f"  update_and_fetch, untraced   {results['update_untraced_us']:6.2f} µs")
-    print(f"  update_and_fetch, added      {results['update_added_us']:6.2f} µs")
-    print(f"  attend, added                {results['attend_added_us']:6.2f} µs")
-    print(f"  OpenTelemetry start_span/end {results['opentelemetry_span_us']:6.2f} µs, the same 14 attributes")
-    print(
-        f"  a span costs {results['span_over_update']:.1f} times an update, {results['span_over_attend']:.1f} an attend"
+    show(
+        results,
+        "What tracing adds to one call (graph_build), medians over interleaved rounds:",
+        f"  update_and_fetch, untraced   {results['update_untraced_us']:6.2f} µs",
+        f"  update_and_fetch, added      {results['update_added_us']:6.2f} µs",
+        f"  attend, added                {results['attend_added_us']:6.2f} µs",
+        f"  OpenTelemetry start_span/end {results['opentelemetry_span_us']:6.2f} µs, the same 14 attributes",
+        f"  a span costs {results['span_over_update']:.1f} × an update, {results['span_over_attend']:.1f} × an attend",
     )
 
 

@@ -3,14 +3,13 @@
 The demo model is the worst case: its forward pass is tiny, so the share of recording in it is as large as it gets.
 """
 
-import json
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from benchmark import show
 from mlx_lm.generate import generate_step
 
 from kvtrace import record
@@ -48,12 +47,9 @@ def measure() -> dict[str, float]:
 
 def main() -> None:
     best = measure()
-    if "--json" in sys.argv:
-        print(json.dumps(best))
-        return
-    print(f"{MAX_TOKENS} tokens of the demo model, fastest of {ROUNDS} interleaved runs:")
-    for name, seconds in best.items():
-        print(f"  {name:<10}{seconds * 1000:8.1f} ms  {seconds / best['untraced']:.3f}×")
+    header = f"{MAX_TOKENS} tokens of the demo model, fastest of {ROUNDS} interleaved runs:"
+    rows = (f"  {name:<10}{took * 1000:8.1f} ms  {took / best['untraced']:.3f}×" for name, took in best.items())
+    show(best, header, *rows)
 
 
 if __name__ == "__main__":

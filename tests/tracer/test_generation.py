@@ -1,6 +1,7 @@
 """Recording mlx-lm's generators: the same tokens as without, every operation once, and a tree that holds together."""
 
 from collections import Counter
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_an_evaluated_timeline_is_complete_layer_by_layer(demo: LoadedModel) -> 
     spans = [o for o in operations if o.step == step and o.kind not in (Kind.FORWARD, Kind.GROW)]
     layer = [Kind.UPSTREAM, Kind.UPDATE_AND_FETCH, Kind.UPSTREAM, Kind.ATTEND]
     assert [o.kind for o in spans] == [*(layer * LAYERS), Kind.TAIL]
-    assert all(before.end_ns <= after.start_ns for before, after in zip(spans, spans[1:], strict=False))
+    assert all(before.end_ns <= after.start_ns for before, after in pairwise(spans))
     forward = next(o for o in operations if o.kind is Kind.FORWARD and o.step == step)
     covered = sum(o.end_ns - o.start_ns for o in spans)
     assert covered > 0.5 * (forward.end_ns - forward.start_ns)
@@ -175,9 +176,12 @@ def test_two_generators_in_one_thread_keep_their_requests_apart(demo: LoadedMode
 
 
 def test_an_exception_in_the_loop_body_closes_the_request(demo: LoadedModel) -> None:
-    with record() as session, pytest.raises(KeyError):
+    def fail_at_the_first_token() -> None:
         for _ in generate_step(mx.array(PROMPT), demo.model, max_tokens=4):
             raise KeyError
+
+    with record() as session, pytest.raises(KeyError):
+        fail_at_the_first_token()
     operations = operations_of(list(session.batches()))
     assert Counter(o.kind for o in operations)[Kind.TOKEN] == 1
     assert [o.end_ns is not None for o in operations if o.kind is Kind.REQUEST] == [True]

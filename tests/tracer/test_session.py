@@ -160,11 +160,13 @@ def test_a_full_buffer_drops_and_counts(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_buffer_keeps_order_and_its_limit() -> None:
     ledger = Ledger()
     buffer = Buffer(3, ledger)
-    for value in range(5):
-        buffer.append((value,))
-    assert buffer.drain() == [(0,), (1,), (2,)]
-    buffer.append((5,))
-    assert (buffer.drain(), len(buffer), ledger.snapshot()) == ([(5,)], 0, {"buffer full": 2})
+    head = (0, 0, 0, 0, 0)
+    rows = [(head, head, (number,)) for number in range(6)]
+    for row in rows[:5]:
+        buffer.append(row)
+    assert buffer.drain() == rows[:3]
+    buffer.append(rows[5])
+    assert (buffer.drain(), len(buffer), ledger.snapshot()) == (rows[5:], 0, {"buffer full": 2})
 
 
 def row(kind: Kind, start: int, end: int, request: int = 0) -> list[int]:

@@ -3,11 +3,11 @@
 import time
 from typing import Any
 
+import context_growth
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
-import context_growth
 from operations import Operation, operations_of
 
 from kvtrace import record

@@ -43,12 +43,8 @@ def attend_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
         try:
             head, position = (leaf.head, leaf.position) if leaf is not None else (state.model_head, ABSENT)
             shape = queries.shape
-            emit(
-                state.head
-                + head
-                + (_ATTEND, start, end, position, shape[-2], shape[0], ABSENT, ABSENT, _payload(keys, values))
-                + _NO_CHANGE
-            )
+            values_seen = (_ATTEND, start, end, position, shape[-2], shape[0], ABSENT, ABSENT, _payload(keys, values))
+            emit((state.head, head, values_seen + _NO_CHANGE))
             state.last_end_ns = end
         except Exception as error:
             recorder.failed(error)

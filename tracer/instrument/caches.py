@@ -17,7 +17,6 @@ from kvtrace.tracer.schema import ABSENT, Kind
 __all__ = ["hook_cache_class", "update_hook"]
 
 _UPDATE = int(Kind.UPDATE_AND_FETCH)
-_NO_SAMPLE = (ABSENT,) * 6  # moved, name and the four memory columns
 
 
 def hook_cache_class(recorder: Recorder, patches: Patches, cls: type) -> None:
@@ -85,27 +84,13 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
             leaf.baseline = baseline = servable * leaf.unit_fp16
             handed_out = result[0]
             leaf.fetched = reference(handed_out if type(handed_out) is mx.array else handed_out[0])
-            emit(
-                state.head
-                + leaf.head
-                + (
-                    _UPDATE,
-                    start,
-                    end,
-                    position,
-                    tokens,
-                    leaf.batch,
-                    tokens * unit,
-                    copied * unit,
-                    ABSENT,
-                    resident,
-                    leaf.allocated,
-                    baseline,
-                    servable,
-                    evicted,
-                )
-                + _NO_SAMPLE
+            # fmt: off
+            values = (
+                _UPDATE, start, end, position, tokens, leaf.batch, tokens * unit, copied * unit, ABSENT,
+                resident, leaf.allocated, baseline, servable, evicted, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT,
             )
+            # fmt: on
+            emit((state.head, leaf.head, values))
             state.last_end_ns = end
         except Exception as error:
             recorder.failed(error)

@@ -175,14 +175,9 @@ def _emit_forward(recorder: Recorder, state: ThreadState, start_ns: int, end_ns:
     position = next((leaf.position for leaf in leaves if leaf.position != ABSENT), ABSENT)
     emit = recorder.emit
     if emit is not None:
-        emit(
-            state.head
-            + state.model_head
-            + (_FORWARD, start_ns, end_ns, position, state.tokens, state.batch)
-            + (ABSENT, ABSENT, ABSENT, *totals)
-            + (ABSENT, ABSENT, ABSENT, ABSENT)
-            + (mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory(), process_resident_bytes())
-        )
+        memory = (mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory(), process_resident_bytes())
+        work = (_FORWARD, start_ns, end_ns, position, state.tokens, state.batch, ABSENT, ABSENT, ABSENT)
+        emit((state.head, state.model_head, (*work, *totals, ABSENT, ABSENT, ABSENT, ABSENT, *memory)))
 
 
 def _total(values: Iterable[int]) -> int:

@@ -27,13 +27,13 @@ class Patches:
         setattr(cls, name, hook)
 
     def hook_method(self, cls: type, name: str, make: Callable[[Any], Any]) -> None:
-        """Hook a method where the class defines it; a classmethod stays one."""
+        """Hook a method where the class defines it; a classmethod stays one. A property is none of ours."""
         original = vars(cls).get(name)
         if original is None or is_hook(getattr(original, "__func__", original)):
             return
         if isinstance(original, classmethod):
             self.replace(cls, name, classmethod(marked(make(original.__func__))))
-        else:
+        elif callable(original) and not isinstance(original, staticmethod):
             self.replace(cls, name, marked(make(original)))
 
     def hook_function(self, module: Any, name: str, make: Callable[[Any], Any]) -> None:

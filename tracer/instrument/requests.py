@@ -3,7 +3,8 @@
 from typing import Any
 
 from kvtrace.tracer.batch import AttributeValue
-from kvtrace.tracer.recorder import LeafHead, Recorder, ThreadState
+from kvtrace.tracer.buffer import LeafHead
+from kvtrace.tracer.recorder import Recorder, ThreadState
 from kvtrace.tracer.schema import ABSENT, Kind, Phase
 
 __all__ = ["Request"]
@@ -92,6 +93,5 @@ class Request:
             return
         if kind is Kind.REQUEST:
             self._recorder.describe(self.number, self._details)
-        row = self._recorder.row(state, kind, start_ns, end_ns, leaf_head=self._model, **columns)
-        timing = int(self._recorder.timing)
-        emit((state.thread, self.number, ABSENT, ABSENT, timing, *row[5:]))
+        _, leaf, values = self._recorder.row(state, kind, start_ns, end_ns, leaf_head=self._model, **columns)
+        emit(((state.thread, self.number, ABSENT, ABSENT, int(self._recorder.timing)), leaf, values))

@@ -138,6 +138,7 @@ class ThreadState:
         self.layers: dict[int, int] = {}  # id of a model's layer -> its index, during a forward pass
         self.tokens = self.batch = ABSENT  # of the forward pass
         self.leaves: list[Leaf] = []  # of the forward pass
+        self.owns_each_layer = False  # a slot a layer: what attends to a cache is handed that cache
         self.last_end_ns = 0  # of the last operation on a cache
         self.model_head: LeafHead = _NO_LEAF
         self.head: CallHead = self.idle_head(recorder.timing)

@@ -4,19 +4,19 @@ All figures are medians over interleaved rounds.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import mlx.core as mx
 from benchmark import show
+from mlx_lm.models import base
 from mlx_lm.models.cache import KVCache
 from opentelemetry.sdk.trace import TracerProvider
 
 from kvtrace.tracer.buffer import Buffer, Ledger
-from kvtrace.tracer.instrument.attention import attend_hook
-from kvtrace.tracer.instrument.caches import update_hook
-from kvtrace.tracer.recorder import Recorder
+from kvtrace.tracer.instrument import instrument, recorder, uninstrument
 from kvtrace.tracer.schema import Timing
 
 ROUNDS, CALLS = 25, 400
@@ -61,45 +61,50 @@ def time_calls(call: Callable[[], object]) -> float:
 
 
 def measure() -> dict[str, float]:
-    recorder, scratch = Recorder(), Scratch()
+    scratch = Scratch()
     recorder.listen(scratch)
-    plain = KVCache.update_and_fetch
-    hooked = update_hook(recorder, plain)
-    attend_plain: Callable[..., Any] = lambda queries, keys, values, cache, scale, mask: queries  # noqa: E731
-    attend_hooked = attend_hook(recorder, attend_plain)
-    keys = mx.zeros((1, 8, 1, 128))
-    mx.eval(keys)
-    caches = [KVCache(), KVCache()]
+    recorder.local.state.owns_each_layer = True  # as in the forward pass of a model that has a cache for each layer
+    try:
+        return compare(scratch)
+    finally:
+        recorder.leave(scratch)
+
+
+def compare(scratch: Scratch) -> dict[str, float]:
+    token = mx.zeros((1, 8, 1, 128))
+    caches = {"untraced": KVCache(), "traced": KVCache()}
     tracer = TracerProvider().get_tracer("bench")
 
-    def rewind() -> None:
-        for cache in caches:
-            cache.update_and_fetch(keys, keys)
-            mx.eval(cache.state[:2])
-            cache.offset = 1
-        hooked(caches[1], keys, keys)
-        caches[1].offset = 1
-        scratch.buffer.drain()
+    def update(name: str) -> float:
+        cache = caches[name]
+        cache.update_and_fetch(token, token)
+        mx.eval(cache.state[:2])
+        cache.offset = 1
+        return time_calls(lambda: cache.update_and_fetch(token, token))
 
-    def update(function: Any, cache: KVCache) -> None:
-        function(cache, keys, keys)
+    def attend(name: str) -> float:
+        cache = caches[name]
+        function, keys, values = base.scaled_dot_product_attention, cache.keys, cache.values
+        return time_calls(lambda: function(token, keys, values, cache=cache, scale=1.0, mask=None))
 
-    def span() -> None:
-        tracer.start_span("update_and_fetch", attributes=ATTRIBUTES).end()
-
-    results: dict[str, list[float]] = {"untraced": [], "traced": [], "span": [], "attend": [], "attend_traced": []}
+    times: dict[str, list[float]] = defaultdict(list)
     for _ in range(ROUNDS):
-        rewind()
-        results["untraced"].append(time_calls(lambda: update(plain, caches[0])))
-        results["traced"].append(time_calls(lambda: update(hooked, caches[1])))
-        results["span"].append(time_calls(span))
-        results["attend"].append(time_calls(lambda: attend_plain(keys, keys, keys, caches[1], 1.0, None)))
-        results["attend_traced"].append(time_calls(lambda: attend_hooked(keys, keys, keys, caches[1], 1.0, None)))
-    span, added = median(results["span"]), median_difference(results["traced"], results["untraced"])
-    added_attend = median_difference(results["attend_traced"], results["attend"])
+        for name in caches:
+            if name == "traced":
+                instrument()
+            times[f"update {name}"].append(update(name))
+            times[f"attend {name}"].append(attend(name))
+            if name == "traced":
+                uninstrument()
+        times["span"].append(time_calls(lambda: tracer.start_span("update", attributes=ATTRIBUTES).end()))
+        scratch.buffer.drain()
+    span = median(times["span"])
+    added = median_difference(times["update traced"], times["update untraced"])
+    added_attend = median_difference(times["attend traced"], times["attend untraced"])
     return {
-        "update_untraced_us": median(results["untraced"]),
+        "update_untraced_us": median(times["update untraced"]),
         "update_added_us": added,
+        "attend_untraced_us": median(times["attend untraced"]),
         "attend_added_us": added_attend,
         "opentelemetry_span_us": span,
         "span_over_update": span / added,
@@ -119,6 +124,7 @@ def main() -> None:
         "What tracing adds to one call (graph_build), medians over interleaved rounds:",
         f"  update_and_fetch, untraced   {results['update_untraced_us']:6.2f} µs",
         f"  update_and_fetch, added      {results['update_added_us']:6.2f} µs",
+        f"  attend, untraced             {results['attend_untraced_us']:6.2f} µs",
         f"  attend, added                {results['attend_added_us']:6.2f} µs",
         f"  OpenTelemetry start_span/end {results['opentelemetry_span_us']:6.2f} µs, the same 14 attributes",
         f"  a span costs {results['span_over_update']:.1f} × an update, {results['span_over_attend']:.1f} × an attend",

@@ -23,19 +23,22 @@ def attend_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
 
     @functools.wraps(original)
     def scaled_dot_product_attention(
-        queries: Any, keys: Any, values: Any, cache: Any, *args: Any, **kwargs: Any
+        queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None
     ) -> Any:
         emit = recorder.emit
         if emit is None or (state := recorder.local.state).is_busy:
-            return original(queries, keys, values, cache, *args, **kwargs)
+            return original(queries, keys, values, cache, scale, mask, sinks)
         state.is_busy = True
         try:
-            leaf = _owner(recorder, state, keys, cache)
-            if recorder.is_evaluated:
+            leaf = recorder.leaves.get(id(cache))
+            if leaf is None or not state.owns_each_layer:
+                leaf = _owner(recorder, state, keys, cache, leaf)
+            is_evaluated = recorder.is_evaluated
+            if is_evaluated:
                 wait_for_inputs(recorder, state, leaf, (queries, keys, values))
             start = now()
-            result = original(queries, keys, values, cache, *args, **kwargs)
-            if recorder.is_evaluated:
+            result = original(queries, keys, values, cache, scale, mask, sinks)
+            if is_evaluated:
                 evaluate(recorder, result)
             end = now()
         finally:
@@ -63,26 +66,16 @@ def _payload(keys: Any, values: Any) -> int:
     return int(read)
 
 
-def _owner(recorder: Recorder, state: ThreadState, keys: Any, cache: Any) -> Leaf | None:
+def _owner(recorder: Recorder, state: ThreadState, keys: Any, cache: Any, leaf: Leaf | None) -> Leaf | None:
     """The leaf that is read: the one that handed out these very keys, whichever cache comes with them.
 
     Layers that share K and V attend without a cache, or with one of their own that holds something else. Keys that were
-    computed anew from what a cache handed out belong to the cache they come with.
+    computed anew from what a cache handed out belong to the cache they come with; of a CacheList, to the leaf that
+    holds K and V: what indexes them, or a running state, stands behind it.
     """
     array = keys[0] if type(keys) is tuple or type(keys) is list else keys
-    leaf = recorder.leaves.get(id(cache)) if cache is not None else None
-    if leaf is not None and leaf.fetched is not None and leaf.fetched() is array:
-        return leaf
-    for other in state.leaves:
-        if other.fetched is not None and other.fetched() is array:
-            return other
-    return leaf or _first_fetched(recorder, cache)
-
-
-def _first_fetched(recorder: Recorder, cache: Any) -> Leaf | None:
-    """Of a CacheList, the leaf that holds K and V: what indexes them, or a running state, stands behind it."""
-    for inner in getattr(cache, "caches", ()):
-        leaf = recorder.leaves.get(id(inner))
-        if leaf is not None and leaf.fetched is not None:
-            return leaf
-    return None
+    for candidate in (leaf, *state.leaves):
+        if candidate is not None and candidate.fetched is not None and candidate.fetched() is array:
+            return candidate
+    inner = (recorder.leaves.get(id(cache)) for cache in getattr(cache, "caches", ()))
+    return leaf or next((leaf for leaf in inner if leaf is not None and leaf.fetched is not None), None)

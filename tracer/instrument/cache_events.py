@@ -10,7 +10,7 @@ from kvtrace.tracer.instrument.layers import find_layer
 from kvtrace.tracer.recorder import CALL_STEP, Leaf, Recorder, ThreadState
 from kvtrace.tracer.schema import ABSENT, Kind
 
-__all__ = ["HOOKS"]
+__all__ = ["HOOKS", "hand_out_hook"]
 
 Method = Callable[..., Any]
 Report = Callable[[Leaf, int, int], dict[str, int] | None]
@@ -224,7 +224,7 @@ def _emit_state(
     state.last_end_ns = end_ns
 
 
-def _hand_out_hook(recorder: Recorder, original: Method) -> Method:
+def hand_out_hook(recorder: Recorder, original: Method) -> Method:
     """``keys_and_values()`` outside an update: layers that share another's K and V attend to what it hands out."""
 
     @functools.wraps(original)
@@ -252,7 +252,6 @@ HOOKS: dict[str, Callable[[Recorder, Method], Method]] = {
     "to_quantized": functools.partial(_derive_hook, Kind.QUANTIZE),
     "extract": functools.partial(_derive_hook, Kind.EXTRACT),
     "merge": functools.partial(_derive_hook, Kind.MERGE),
-    "keys_and_values": _hand_out_hook,
     "__setitem__": _set_state_hook,
     "update_window": _update_window_hook,
 }

@@ -1,20 +1,21 @@
 """Hooks on cache classes: the update, which is the hot path, and which method gets which hook."""
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
-from kvtrace.tracer.instrument.cache_events import HOOKS
+from kvtrace.tracer.instrument.cache_events import HOOKS, hand_out_hook
 from kvtrace.tracer.instrument.events import emit_event, evaluate, meet, reconcile, wait_for_inputs
 from kvtrace.tracer.instrument.layers import find_layer
 from kvtrace.tracer.instrument.patches import Patches
 from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
 from kvtrace.tracer.schema import ABSENT, Kind
 
-__all__ = ["hook_cache_class", "update_hook"]
+__all__ = ["hook_cache_class", "hook_handing_out", "update_hook"]
 
 _UPDATE = int(Kind.UPDATE_AND_FETCH)
 
@@ -24,9 +25,30 @@ def hook_cache_class(recorder: Recorder, patches: Patches, cls: type) -> None:
     for base in cls.__mro__[:-1]:
         if base.__name__ == "CacheList":
             continue  # it passes every call on to its leaves
-        patches.hook_method(base, "update_and_fetch", functools.partial(update_hook, recorder))
+        patches.hook_method(base, "update_and_fetch", functools.partial(_any_update_hook, recorder))
         for name, make in HOOKS.items():
             patches.hook_method(base, name, functools.partial(make, recorder))
+
+
+def hook_handing_out(recorder: Recorder, patches: Patches, cls: type) -> None:
+    """Hook ``keys_and_values`` too, for models that call it themselves."""
+    for base in cls.__mro__[:-1]:
+        patches.hook_method(base, "keys_and_values", functools.partial(hand_out_hook, recorder))
+
+
+def _any_update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The fast hook for the usual signature; a detour for a cache that takes more arguments."""
+    if len(inspect.signature(original).parameters) == 3:
+        return update_hook(recorder, original)
+
+    @functools.wraps(original)
+    def update_and_fetch(self: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+        def update(cache: Any, k: Any, v: Any) -> Any:
+            return original(cache, k, v, *args, **kwargs)
+
+        return update_hook(recorder, update)(self, keys, values)
+
+    return update_and_fetch
 
 
 def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,10 +57,10 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
     reference = weakref.ref
 
     @functools.wraps(original)
-    def update_and_fetch(self: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+    def update_and_fetch(self: Any, keys: Any, values: Any) -> Any:
         emit = recorder.emit
         if emit is None or (state := recorder.local.state).is_busy:
-            return original(self, keys, values, *args, **kwargs)
+            return original(self, keys, values)
         state.is_busy = True
         try:
             try:
@@ -50,14 +72,15 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
                 mark = account.mark(self) if account.copies_always else None
                 if before != leaf.servable:
                     reconcile(recorder, state, leaf, self)
-                if recorder.is_evaluated:
+                is_evaluated = recorder.is_evaluated
+                if is_evaluated:
                     wait_for_inputs(recorder, state, leaf, (keys, values, account.arrays(self)))
             except Exception as error:
                 recorder.failed(error)
-                return original(self, keys, values, *args, **kwargs)
+                return original(self, keys, values)
             start = now()
-            result = original(self, keys, values, *args, **kwargs)
-            if recorder.is_evaluated:
+            result = original(self, keys, values)
+            if is_evaluated:
                 evaluate(recorder, result)
             end = now()
         finally:
@@ -82,8 +105,9 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
             leaf.servable = servable
             leaf.resident = resident = servable * unit
             leaf.baseline = baseline = servable * leaf.unit_fp16
-            handed_out = result[0]
-            leaf.fetched = reference(handed_out if type(handed_out) is mx.array else handed_out[0])
+            if not state.owns_each_layer:
+                handed_out = result[0]
+                leaf.fetched = reference(handed_out if type(handed_out) is mx.array else handed_out[0])
             # fmt: off
             values = (
                 _UPDATE, start, end, position, tokens, leaf.batch, tokens * unit, copied * unit, ABSENT,

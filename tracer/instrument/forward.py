@@ -2,13 +2,14 @@
 
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import mlx.core as mx
 
-from kvtrace.tracer.instrument.caches import hook_cache_class
+from kvtrace.tracer.instrument.caches import hook_cache_class, hook_handing_out
 from kvtrace.tracer.instrument.events import evaluate, meet
 from kvtrace.tracer.instrument.layers import iter_leaves, layer_indices
 from kvtrace.tracer.instrument.patches import Patches, is_hook, marked
@@ -30,6 +31,8 @@ class Models:
         self._names: dict[int, str] = {}
         self._layers: dict[int, dict[int, int]] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
+        self._cache_classes: weakref.WeakSet[type] = weakref.WeakSet()
+        self._takes_keys_again = False
 
     def name(self, model: Any, name: str) -> None:
         """Give a model the name that its spans carry. What can't be referenced weakly keeps none."""
@@ -66,10 +69,23 @@ class Models:
         if "cache" in names[2:]:
             place = names.index("cache") - 1  # self is not among the arguments
             self._patches.replace(cls, "__call__", marked(_forward_hook(self._recorder, self, call, place)))
+            if _takes_keys_again(cls):
+                self._takes_keys_again = True
+                for cache_class in list(self._cache_classes):
+                    hook_handing_out(self._recorder, self._patches, cache_class)
 
     def hook_cache_class(self, cls: type) -> None:
         """Hook the class of a cache that is about to be used, a third-party one included."""
-        hook_cache_class(self._recorder, self._patches, cls)
+        if cls not in self._cache_classes:
+            self._cache_classes.add(cls)
+            hook_cache_class(self._recorder, self._patches, cls)
+            if self._takes_keys_again:
+                hook_handing_out(self._recorder, self._patches, cls)
+
+    def forget_hooks(self) -> None:
+        """All hooks are gone: classes are to be hooked anew when they are met."""
+        self._cache_classes.clear()
+        self._takes_keys_again = False
 
     def _watch(self, model: Any) -> None:
         key = id(model)
@@ -80,6 +96,22 @@ class Models:
                     known.pop(key, None)
 
             self._references[key] = weakref.ref(model, forget)
+
+
+def _takes_keys_again(model_class: type) -> bool:
+    """Whether a model's module calls ``keys_and_values``: layers that share K and V attend to what it hands out.
+
+    Only then is that method hooked: mlx-lm's caches call it in every update.
+    """
+    module = sys.modules.get(model_class.__module__)
+    classes = [value for value in vars(module).values() if isinstance(value, type)] if module else []
+    return any(
+        "keys_and_values" in method.__code__.co_names
+        for cls in classes
+        if cls.__module__ == model_class.__module__
+        for method in vars(cls).values()
+        if inspect.isfunction(method)
+    )
 
 
 def _forward_hook(recorder: Recorder, models: Models, original: Callable[..., Any], place: int) -> Callable[..., Any]:
@@ -128,6 +160,7 @@ def _begin(recorder: Recorder, models: Models, state: ThreadState, model: Any, i
     number = ABSENT if request is None else request.number
     state.head = (state.thread, number, recorder.next_step(), phase, int(recorder.timing))
     state.leaves = [] if caches is None else _place_leaves(recorder, models, state, name, caches)
+    state.owns_each_layer = len(state.leaves) == len(state.layers) and caches is not None and _is_flat(caches)
 
 
 def _place_leaves(recorder: Recorder, models: Models, state: ThreadState, model: int, caches: Any) -> list[Leaf]:
@@ -145,9 +178,13 @@ def _place_leaves(recorder: Recorder, models: Models, state: ThreadState, model:
     return leaves
 
 
+def _is_flat(caches: Any) -> bool:
+    return not any(hasattr(cache, "caches") for cache in caches)
+
+
 def _end(recorder: Recorder, state: ThreadState) -> None:
     state.is_forward = False
-    state.layers, state.leaves = {}, []
+    state.layers, state.leaves, state.owns_each_layer = {}, [], False
     state.tokens = state.batch = ABSENT
     state.head = state.idle_head(recorder.timing)
 

@@ -53,6 +53,7 @@ class Hooks:
 
     def detach(self) -> None:
         self._patches.restore()
+        self.models.forget_hooks()
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Our own part in a call of mlx-lm's: it may fail, the call may not."""

@@ -1,5 +1,6 @@
 """What a duration means: work that was pending upstream is not charged to the cache, work of its own is."""
 
+import statistics
 import time
 from typing import Any
 
@@ -13,8 +14,8 @@ from operations import Operation, operations_of
 from kvtrace import record
 from kvtrace.tracer.schema import Kind
 
-REPETITIONS = 11
-SPIN_NS = 20_000_000
+REPETITIONS = 15
+SPIN_NS = 10_000_000
 
 
 def matmul_chain(seed: int) -> mx.array:
@@ -26,12 +27,12 @@ def matmul_chain(seed: int) -> mx.array:
     return product[:1, :64].reshape(1, 1, 1, 64)
 
 
-def fastest(operations: list[Operation], kind: Kind) -> int:
-    return min(o.end_ns - o.start_ns for o in operations if o.kind is kind)
+def durations(operations: list[Operation], kind: Kind) -> list[int]:
+    return [o.end_ns - o.start_ns for o in operations if o.kind is kind]
 
 
-def evaluated_updates(cache_class: Any, make_keys: Any) -> tuple[list[Operation], int]:
-    """Rows of some updates, each on a new cache, and the ns that a matmul chain alone takes, measured in between."""
+def evaluated_updates(cache_class: Any, make_keys: Any) -> tuple[list[Operation], list[int]]:
+    """Rows of some updates, each on a new cache, and the ns that a matmul chain takes alone, measured before each."""
     costs = []
     with record(timing="evaluated") as session:
         for seed in range(REPETITIONS):
@@ -40,13 +41,18 @@ def evaluated_updates(cache_class: Any, make_keys: Any) -> tuple[list[Operation]
             costs.append(time.perf_counter_ns() - start)
             cache_class().update_and_fetch(make_keys(seed), mx.zeros((1, 1, 1, 64)))
     assert session.metadata["hook_failures"] == 0
-    return operations_of(list(session.batches())), min(costs)
+    return operations_of(list(session.batches())), costs
+
+
+def share(parts: list[int], wholes: list[int]) -> float:
+    """Median of the ratios of neighbours in time, so that a busy machine slows both."""
+    return statistics.median(part / whole for part, whole in zip(parts, wholes, strict=True))
 
 
 def test_work_pending_upstream_is_charged_to_upstream() -> None:
-    operations, cost = evaluated_updates(KVCache, matmul_chain)
-    assert fastest(operations, Kind.UPDATE_AND_FETCH) < 0.1 * cost
-    assert fastest(operations, Kind.UPSTREAM) > 0.8 * cost
+    operations, costs = evaluated_updates(KVCache, matmul_chain)
+    assert share(durations(operations, Kind.UPDATE_AND_FETCH), costs) < 0.1
+    assert share(durations(operations, Kind.UPSTREAM), costs) > 0.8
 
 
 class SpinningCache(KVCache):
@@ -71,15 +77,14 @@ def zeros(_: int) -> mx.array:
 
 
 def test_a_slower_cache_shows_its_known_extra_cost() -> None:
-    plain = fastest(evaluated_updates(KVCache, zeros)[0], Kind.UPDATE_AND_FETCH)
-    spinning = fastest(evaluated_updates(SpinningCache, zeros)[0], Kind.UPDATE_AND_FETCH)
+    plain = min(durations(evaluated_updates(KVCache, zeros)[0], Kind.UPDATE_AND_FETCH))
+    spinning = min(durations(evaluated_updates(SpinningCache, zeros)[0], Kind.UPDATE_AND_FETCH))
     assert spinning - plain == pytest.approx(SPIN_NS, rel=0.1)
 
 
 def test_a_cache_shows_the_device_work_it_adds() -> None:
-    plain = fastest(evaluated_updates(KVCache, zeros)[0], Kind.UPDATE_AND_FETCH)
-    operations, cost = evaluated_updates(MultiplyingCache, zeros)
-    assert fastest(operations, Kind.UPDATE_AND_FETCH) - plain == pytest.approx(cost, rel=0.2)
+    operations, costs = evaluated_updates(MultiplyingCache, zeros)
+    assert share(durations(operations, Kind.UPDATE_AND_FETCH), costs) == pytest.approx(1, rel=0.2)
 
 
 @pytest.mark.parametrize("timing", ["graph_build", "evaluated"])

@@ -56,6 +56,7 @@ class Session:
         self._sink: FileSink | MemorySink = MemorySink(self._ledger)
         self._drain: Drain | None = None
         self._is_recording = False
+        self._failures_before = 0
         self._process = os.getpid()
 
     @property
@@ -71,6 +72,7 @@ class Session:
 
         clock: Clock = recorder.clock
         self._facts = {**session_facts(self.timing), **self._facts}
+        self._failures_before = recorder.hook_failures
         recorder.listen(self)
         self._anchor_ns = clock.now()
         self._facts["started_unix_ns"] = clock.wall()
@@ -120,8 +122,9 @@ class Session:
         """What ran, in what mode, and what recording cost so far. JSON types."""
         from kvtrace.tracer.instrument import recorder
 
-        facts = {**self._facts, "lost": self.lost, "hook_failures": recorder.hook_failures}
-        if recorder.hook_failures:
+        failures = recorder.hook_failures - self._failures_before
+        facts = {**self._facts, "lost": self.lost, "hook_failures": failures}
+        if failures:
             facts["last_hook_failure"] = recorder.last_failure
         if self._drain is not None:
             facts["drain_ns"] = self._drain.cpu_ns

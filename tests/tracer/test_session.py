@@ -136,6 +136,10 @@ def test_a_hook_that_fails_does_not_fail_the_run(monkeypatch: pytest.MonkeyPatch
         assert kv_cache.offset == 1
     assert session.metadata["hook_failures"] == 1
     assert session.metadata["last_hook_failure"] == "RuntimeError: planted"
+    monkeypatch.undo()
+    with record() as healthy:
+        update(KVCache())
+    assert healthy.metadata["hook_failures"] == 0
 
 
 def test_an_error_of_the_cache_is_the_callers_and_leaves_no_trace() -> None:

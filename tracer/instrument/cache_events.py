@@ -228,8 +228,8 @@ def hand_out_hook(recorder: Recorder, original: Method) -> Method:
     """``keys_and_values()`` outside an update: layers that share another's K and V attend to what it hands out."""
 
     @functools.wraps(original)
-    def keys_and_values(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
+    def keys_and_values(self: Any) -> Any:
+        result = original(self)
         if recorder.emit is not None and not recorder.local.state.is_busy:
             try:
                 keys = result[0]

@@ -52,6 +52,10 @@ class Models:
         if layers is None:
             self._watch(model)
             layers = self._layers[id(model)] = layer_indices(model)
+        if not self._takes_keys_again and _takes_keys_again(type(model)):
+            self._takes_keys_again = True
+            for cache_class in list(self._cache_classes):
+                hook_handing_out(self._recorder, self._patches, cache_class)
         return layers
 
     def hook(self, model: Any) -> None:
@@ -69,10 +73,6 @@ class Models:
         if "cache" in names[2:]:
             place = names.index("cache") - 1  # self is not among the arguments
             self._patches.replace(cls, "__call__", marked(_forward_hook(self._recorder, self, call, place)))
-            if _takes_keys_again(cls):
-                self._takes_keys_again = True
-                for cache_class in list(self._cache_classes):
-                    hook_handing_out(self._recorder, self._patches, cache_class)
 
     def hook_cache_class(self, cls: type) -> None:
         """Hook the class of a cache that is about to be used, a third-party one included."""
@@ -98,6 +98,7 @@ class Models:
             self._references[key] = weakref.ref(model, forget)
 
 
+@functools.cache
 def _takes_keys_again(model_class: type) -> bool:
     """Whether a model's module calls ``keys_and_values``: layers that share K and V attend to what it hands out.
 

@@ -55,7 +55,7 @@ class Session:
         self._buffer = Buffer(_BUFFER_ROWS, self._ledger)
         self._sink: FileSink | MemorySink = MemorySink(self._ledger)
         self._drain: Drain | None = None
-        self._is_recording = False
+        self._is_recording = self._is_attached = False
         self._failures_before = 0
         self._process = os.getpid()
 
@@ -86,7 +86,7 @@ class Session:
                 ) from error
         self._drain = Drain(self._buffer, self._sink, recorder.strings, self._ledger, self._anchor_ns)
         instrument()
-        self._is_recording = True
+        self._is_recording = self._is_attached = True
         atexit.register(self.stop)
         self._drain.start()
         return self
@@ -95,14 +95,16 @@ class Session:
         """Stop recording, write what is left and take the hooks away. Warns where operations were lost."""
         if not self._is_recording or os.getpid() != self._process or self._drain is None:
             return
-        self._is_recording = False
         from kvtrace.tracer.instrument import recorder, uninstrument
 
-        recorder.leave(self)
-        uninstrument()
+        if self._is_attached:
+            self._is_attached = False
+            recorder.leave(self)
+            uninstrument()
+        self._drain.stop()  # an interrupt here leaves the rest to the next call, at exit
+        self._facts |= self._running_facts() | {"duration_ns": recorder.now() - self._anchor_ns}
+        self._is_recording = False
         atexit.unregister(self.stop)
-        self._drain.stop()
-        self._facts["duration_ns"] = recorder.now() - self._anchor_ns
         self._sink.close(self.metadata)
         if self._ledger.total:
             warnings.warn(f"kvtrace lost {self._ledger.total} operations: {self._losses()}", stacklevel=2)
@@ -120,15 +122,17 @@ class Session:
     @property
     def metadata(self) -> Metadata:
         """What ran, in what mode, and what recording cost so far. JSON types."""
+        return {**self._facts, **self._running_facts(), "lost": self.lost}
+
+    def _running_facts(self) -> Metadata:
+        """What still changes while the session records."""
+        if not self._is_recording or self._drain is None:
+            return {}
         from kvtrace.tracer.instrument import recorder
 
         failures = recorder.hook_failures - self._failures_before
-        facts = {**self._facts, "lost": self.lost, "hook_failures": failures}
-        if failures:
-            facts["last_hook_failure"] = recorder.last_failure
-        if self._drain is not None:
-            facts["drain_ns"] = self._drain.cpu_ns
-        return facts
+        last = {"last_hook_failure": recorder.last_failure} if failures else {}
+        return {"hook_failures": failures, "drain_ns": self._drain.cpu_ns, **last}
 
     damage: tuple[str, ...] = ()
     """A session in memory is whole; a file that is read back may be damaged."""

@@ -275,4 +275,7 @@ def test_a_recorded_file_reads_back_as_the_rows_in_memory(tmp_path: Path) -> Non
         columns["end_ns"] += shift
     assert from_file == in_memory
     assert source.metadata["cost_per_operation_ns"] == file.metadata["cost_per_operation_ns"]
-    assert str(file.summary()).splitlines()[0] == str(memory.summary()).splitlines()[0]
+    assert file.summary().to_dict()["layers"] == memory.summary().to_dict()["layers"]
+    for session in (memory, file):
+        assert "KVCache" in str(session.summary())
+        assert session._repr_html_().count("<table") == 1

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import (
+    ArraysCache,
     BatchKVCache,
     BatchRotatingKVCache,
     ChunkedKVCache,
@@ -59,6 +60,13 @@ def slots_in(fetched: Any) -> int:
     """Slots over all sequences in what an update handed out."""
     keys = fetched[0] if isinstance(fetched[0], mx.array) else fetched[0][0]
     return keys.shape[0] * keys.shape[2]
+
+
+def keys_and_values(cache: Any) -> tuple[mx.array, mx.array]:
+    """What a cache would hand out now; mlx-lm before 0.32 has no method for it."""
+    lengths = (getattr(cache, name, None) for name in ("_offset", "offset", "_idx"))
+    length = next(length for length in lengths if isinstance(length, int))
+    return cache.keys[..., :length, :], cache.values[..., :length, :]
 
 
 def stored_bytes(cache: Any, keys: mx.array, values: mx.array) -> int:
@@ -122,6 +130,76 @@ def live(cache: Any, dice: random.Random, expected: list[dict[str, int]]) -> Non
                     "fp16_baseline": slots_in(fetched) * heads * (K_SIZE + V_SIZE) * 2,
                 }
             )
+
+
+@pytest.mark.parametrize("single", ["KVCache", "RotatingKVCache"])
+def test_every_row_of_merged_batches_equals_what_the_arrays_hold(single: str) -> None:
+    """Random batches: merged from caches of different lengths, extended, filtered, extracted, trimmed, updated."""
+    dice = random.Random(f"batches of {single}")
+    expected: list[tuple[Kind, int, int, int]] = []
+    with record() as session:
+        for _ in range(SEQUENCES):
+            live_as_batch(single, dice, expected)
+    assert session.metadata["hook_failures"] == 0
+    operations = operations_of(list(session.batches()))
+    kinds = {kind for kind, *_ in expected}
+    told = [(o.kind, o.batch * o.servable, o.resident, o.allocated) for o in operations if o.kind in kinds]
+    assert told == expected
+    assert balances_of(operations) == last_slots(operations)
+    assert kinds == {Kind.UPDATE_AND_FETCH, Kind.MERGE, Kind.EXTEND, Kind.EXTRACT, Kind.FILTER}
+
+
+def live_as_batch(single: str, dice: random.Random, expected: list[tuple[Kind, int, int, int]]) -> None:
+    heads, window = dice.randint(1, 3), dice.randint(6, 20)
+
+    def note(kind: Kind, cache: Any) -> None:
+        """What the row must say: slots, and bytes of what the cache hands out and of what it holds."""
+        handed_out = keys_and_values(cache)
+        expected.append((kind, slots_in(handed_out), bytes_in(handed_out), bytes_in((cache.keys, cache.values))))
+
+    def update(cache: Any, count: int) -> None:
+        cache.update_and_fetch(*new_tokens(cache, heads, count, mx.float16))
+        note(Kind.UPDATE_AND_FETCH, cache)
+
+    def merged() -> Any:
+        singles = [KVCache() if single == "KVCache" else RotatingKVCache(window) for _ in range(dice.randint(1, 3))]
+        for cache in singles:
+            update(cache, dice.randint(1, 9))
+        batch = type(singles[0]).merge(singles)
+        note(Kind.MERGE, batch)
+        return batch
+
+    batch = merged()
+    for _ in range(6):
+        action = dice.random()
+        if action < 0.15:
+            batch.extend(merged())
+            note(Kind.EXTEND, batch)
+        elif action < 0.3:
+            note(Kind.EXTRACT, batch.extract(dice.randrange(batch_of(batch))))
+        elif action < 0.45 and batch_of(batch) > 1:
+            batch.filter(mx.array(sorted(dice.sample(range(batch_of(batch)), batch_of(batch) - 1))))
+            note(Kind.FILTER, batch)
+        elif action < 0.55 and batch.is_trimmable() and batch.left_padding.max().item() < batch.size() - 2:
+            batch.trim(dice.randint(1, 2))
+        else:
+            update(batch, dice.choice([1, 1, 1, 4]))
+
+
+def test_running_states_are_what_their_arrays_hold() -> None:
+    dice = random.Random("states")
+    expected = []
+    with record() as session:
+        for _ in range(SEQUENCES):
+            cache = ArraysCache(2)
+            for _ in range(4):
+                place, size = dice.randrange(2), dice.randint(1, 50)
+                cache[place] = mx.zeros((1, size))
+                expected.append((size * 4, bytes_in([array for array in cache.cache if array is not None])))
+    operations = operations_of(list(session.batches()))
+    assert {o.kind for o in operations} == {Kind.UPDATE_STATE}
+    assert [(o.written, o.allocated) for o in operations] == expected
+    assert all(o.resident == o.allocated and o.fp16_baseline is None and o.servable is None for o in operations)
 
 
 def test_growth_slices_to_the_offset_and_adds_whole_steps() -> None:

@@ -32,6 +32,7 @@ class Models:
         self._layers: dict[int, dict[int, int]] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._cache_classes: weakref.WeakSet[type] = weakref.WeakSet()
+        self._classes_in_use: weakref.WeakSet[type] = weakref.WeakSet()
         self._takes_keys_again = False
 
     def name(self, model: Any, name: str) -> None:
@@ -52,9 +53,10 @@ class Models:
         if layers is None:
             self._watch(model)
             layers = self._layers[id(model)] = layer_indices(model)
-        if not self._takes_keys_again and _takes_keys_again(type(model)):
-            self._takes_keys_again = True
-            for cache_class in list(self._cache_classes):
+        if type(model) not in self._classes_in_use:
+            self._classes_in_use.add(type(model))
+            self._takes_keys_again = self._takes_keys_again or _takes_keys_again(type(model))
+            for cache_class in list(self._cache_classes) if self._takes_keys_again else ():
                 hook_handing_out(self._recorder, self._patches, cache_class)
         return layers
 
@@ -85,6 +87,7 @@ class Models:
     def forget_hooks(self) -> None:
         """All hooks are gone: classes are to be hooked anew when they are met."""
         self._cache_classes.clear()
+        self._classes_in_use.clear()
         self._takes_keys_again = False
 
     def _watch(self, model: Any) -> None:
@@ -98,7 +101,6 @@ class Models:
             self._references[key] = weakref.ref(model, forget)
 
 
-@functools.cache
 def _takes_keys_again(model_class: type) -> bool:
     """Whether a model's module calls ``keys_and_values``: layers that share K and V attend to what it hands out.
 

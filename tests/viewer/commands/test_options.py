@@ -1,6 +1,7 @@
 """The options that run a model: mlx-lm's names and defaults, and what is refused before anything loads."""
 
 import io
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def parse(*args: str) -> RunOptions:
 
 
 OURS = {"prompt_file", "prompt_tokens"}
+if version("mlx-lm").startswith("0.31."):
+    OURS.add("prefill_step_size")  # an option of its functions only, before 0.32
 
 
 def test_names_short_names_and_defaults_are_those_of_mlx_lm() -> None:
@@ -42,7 +45,8 @@ def test_names_short_names_and_defaults_are_those_of_mlx_lm() -> None:
             assert set(option.opts) == set(theirs[option.name].option_strings), option.name
     defaults = {name: getattr(parse(), name) for name in RunOptions.__dataclass_fields__}
     expected: dict[str, Any] = {name: theirs[name].default for name in defaults if name not in OURS}
-    assert defaults == {**expected, "prompt": None, "prompt_file": None, "prompt_tokens": None}
+    own = {"prompt": None, "prompt_file": None, "prompt_tokens": None, "prefill_step_size": 2048}
+    assert defaults == {**expected, **own}
     assert parse().read_prompt() == theirs["prompt"].default
 
 

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import KVCache
 from operations import Operation, operations_of
 
 from kvtrace import record
-from kvtrace.tracer.schema import Kind
+from kvtrace.tracer.schema import Kind, Timing
 
 REPETITIONS = 15
 SPIN_NS = 10_000_000
@@ -125,3 +125,19 @@ def test_the_in_place_test_notices_a_copy() -> None:
     cache.update_and_fetch(mx.zeros((1, 8, 1, 128)), mx.zeros((1, 8, 1, 128)))
     mx.eval(cache.state[:2])
     assert address(cache.keys) != before
+
+
+def test_an_operation_inside_a_compiled_function_is_graph_building() -> None:
+    """MLX refuses to evaluate while it compiles: the row says what its duration is, and the result is the same."""
+
+    def update(keys: mx.array) -> mx.array:
+        return KVCache().update_and_fetch(keys, keys)[0].sum()
+
+    with record(timing="evaluated") as session:
+        compiled = mx.compile(update)
+        assert [compiled(mx.ones((1, 1, 4, 8))).item() for _ in range(2)] == [32, 32]
+        update(mx.ones((1, 1, 4, 8)))
+    operations = operations_of(list(session.batches()))
+    updates = [o for o in operations if o.kind is Kind.UPDATE_AND_FETCH]
+    assert [o.timing for o in updates] == [Timing.GRAPH_BUILD, Timing.EVALUATED]
+    assert session.metadata["hook_failures"] == 0

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.tracer.instrument.events import evaluate, wait_for_inputs
+from kvtrace.tracer.instrument.events import as_built, evaluate, wait_for_inputs
 from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
 from kvtrace.tracer.schema import ABSENT, Kind
 
@@ -38,8 +38,7 @@ def attend_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
                 wait_for_inputs(recorder, state, leaf, (queries, keys, values))
             start = now()
             result = original(queries, keys, values, cache, scale, mask, sinks)
-            if is_evaluated:
-                evaluate(recorder, result)
+            is_built_only = is_evaluated and not evaluate(result)
             end = now()
         finally:
             state.is_busy = False
@@ -47,7 +46,8 @@ def attend_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
             head, position = (leaf.head, leaf.position) if leaf is not None else (state.model_head, ABSENT)
             shape = queries.shape
             values_seen = (_ATTEND, start, end, position, shape[-2], shape[0], ABSENT, ABSENT, _payload(keys, values))
-            emit((state.head, head, values_seen + _NO_CHANGE))
+            call = as_built(state.head) if is_built_only else state.head
+            emit((call, head, values_seen + _NO_CHANGE))
             state.last_end_ns = end
         except Exception as error:
             recorder.failed(error)

@@ -100,7 +100,7 @@ def _settle(
 ) -> None:
     try:
         if recorder.is_evaluated:
-            evaluate(recorder, leaf.account.arrays(cache))
+            evaluate(leaf.account.arrays(cache))
         end = recorder.now()
         leaf.settle(cache)
         columns = report(leaf)
@@ -183,7 +183,7 @@ def _update_state(
         start = recorder.now()
         result = original(cache, *args)
         if leaf and recorder.is_evaluated:
-            evaluate(recorder, result)
+            evaluate(result)
         end = recorder.now()
         try:
             if leaf:

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from kvtrace.tracer.instrument.cache_events import HOOKS, hand_out_hook
-from kvtrace.tracer.instrument.events import emit_event, evaluate, meet, reconcile, wait_for_inputs
+from kvtrace.tracer.instrument.events import as_built, emit_event, evaluate, meet, reconcile, wait_for_inputs
 from kvtrace.tracer.instrument.layers import find_layer
 from kvtrace.tracer.instrument.patches import Patches
 from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
@@ -80,8 +80,7 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
                 return original(self, keys, values)
             start = now()
             result = original(self, keys, values)
-            if is_evaluated:
-                evaluate(recorder, result)
+            is_built_only = is_evaluated and not evaluate(result)
             end = now()
         finally:
             state.is_busy = False
@@ -114,7 +113,7 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
                 resident, leaf.allocated, baseline, servable, evicted, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT,
             )
             # fmt: on
-            emit((state.head, leaf.head, values))
+            emit((as_built(state.head) if is_built_only else state.head, leaf.head, values))
             state.last_end_ns = end
         except Exception as error:
             recorder.failed(error)

@@ -4,10 +4,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from kvtrace.tracer.buffer import CallHead
 from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
-from kvtrace.tracer.schema import ABSENT, Kind
+from kvtrace.tracer.schema import ABSENT, Kind, Timing
 
-__all__ = ["emit_event", "evaluate", "meet", "reconcile", "wait_for_inputs"]
+__all__ = ["as_built", "emit_event", "evaluate", "meet", "reconcile", "wait_for_inputs"]
 
 
 def meet(
@@ -61,19 +62,25 @@ def reconcile(recorder: Recorder, state: ThreadState, leaf: Leaf, cache: Any) ->
         emit_event(recorder, state, leaf, kind, now, now, tokens=abs(leaf.servable - before))
 
 
-def evaluate(recorder: Recorder, arrays: Any) -> None:
-    """Compute what is pending. Inside a compiled function MLX refuses, and the operation stays graph building."""
+def evaluate(arrays: Any) -> bool:
+    """Compute what is pending. False where MLX can't: in a function that it compiles, an operation is only built."""
     try:
         mx.eval(arrays)
-    except Exception as error:
-        recorder.failed(error)
+    except Exception:  # what it can't compute now, it reports to the caller when that asks for it
+        return False
+    return True
+
+
+def as_built(head: CallHead) -> CallHead:
+    """The columns of an operation that could not be evaluated: its duration is graph building."""
+    return (*head[:4], int(Timing.GRAPH_BUILD))
 
 
 def wait_for_inputs(recorder: Recorder, state: ThreadState, leaf: Leaf | None, arrays: Any) -> None:
     """Compute the inputs of an operation first; that time is a span of its own, ``upstream``."""
     start = recorder.now()
-    evaluate(recorder, arrays)
+    is_done = evaluate(arrays)
     end = recorder.now()
-    if recorder.emit is not None:
+    if is_done and recorder.emit is not None:
         head = leaf.head if leaf is not None else None
         recorder.emit(recorder.row(state, Kind.UPSTREAM, start, end, leaf_head=head))

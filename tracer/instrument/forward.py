@@ -137,8 +137,7 @@ def _forward_hook(recorder: Recorder, models: Models, original: Callable[..., An
         try:
             result = original(self, *args, **kwargs)
             try:
-                if recorder.is_evaluated and _is_output_used(state):
-                    evaluate(recorder, result)
+                if recorder.is_evaluated and _is_output_used(state) and evaluate(result):
                     _emit_tail(recorder, state, now())
                 _emit_forward(recorder, state, start, now())
             except Exception as error:

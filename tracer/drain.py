@@ -2,13 +2,14 @@
 
 import threading
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
-from kvtrace.tracer.batch import AttributeValue, Batch, Rows
+from kvtrace.tracer.batch import AttributeValue, Batch, ForeignSpan, Rows
 from kvtrace.tracer.buffer import Buffer, Ledger, to_rows
 from kvtrace.tracer.recorder import Strings
-from kvtrace.tracer.schema import ABSENT, INDEX
+from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX
 from kvtrace.tracer.sinks import Sink
 
 __all__ = ["Drain"]
@@ -16,6 +17,7 @@ __all__ = ["Drain"]
 _WAKE_S = 0.1
 _FLUSH_NS = 500_000_000
 _BLOCK_ROWS = 8192
+_NO_ROWS = np.empty((0, len(COLUMNS)), dtype=np.int64)
 
 
 class Drain:
@@ -28,6 +30,7 @@ class Drain:
         self._ledger = ledger
         self._anchor_ns = anchor_ns
         self._details: dict[int, dict[str, AttributeValue]] = {}
+        self._foreign: list[ForeignSpan] = []
         self._waiting: list[Rows] = []
         self._waiting_since_ns = 0
         self._stopping = threading.Event()
@@ -48,6 +51,10 @@ class Drain:
     def describe(self, request: int, details: dict[str, AttributeValue]) -> None:
         self._details[request] = dict(details)
 
+    def add_foreign(self, spans: Sequence[ForeignSpan]) -> None:
+        """Spans of other origin, for the next block."""
+        self._foreign.extend(spans)
+
     def flush(self) -> None:
         """Hand everything recorded so far to the sink, now."""
         with self._lock:
@@ -63,7 +70,7 @@ class Drain:
                 self._collect()
                 rows = sum(len(rows) for rows in self._waiting)
                 is_due = time.monotonic_ns() - self._waiting_since_ns >= _FLUSH_NS
-                if rows >= _BLOCK_ROWS or (rows and is_due):
+                if rows >= _BLOCK_ROWS or is_due:
                     self._write()
                 self.cpu_ns += time.thread_time_ns() - begin
 
@@ -80,9 +87,10 @@ class Drain:
         self._waiting.append(rows)
 
     def _write(self) -> None:
-        if not self._waiting:
+        if not self._waiting and not self._foreign:
             return
-        rows = np.concatenate(self._waiting)
+        rows = np.concatenate([_NO_ROWS, *self._waiting])
         self._waiting.clear()
         details, self._details = self._details, {}
-        self._sink.write(Batch(rows, self._strings.table, details, self._ledger.snapshot()))
+        foreign, self._foreign = self._foreign, []
+        self._sink.write(Batch(rows, self._strings.table, details, self._ledger.snapshot(), foreign))

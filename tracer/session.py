@@ -3,13 +3,13 @@
 import atexit
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kvtrace.tracer.batch import AttributeValue, Batch
+from kvtrace.tracer.batch import AttributeValue, Batch, ForeignSpan
 from kvtrace.tracer.buffer import Buffer, Ledger, Row
 from kvtrace.tracer.clock import Clock
 from kvtrace.tracer.drain import Drain
@@ -153,6 +153,18 @@ class Session:
     def describe(self, request: int, details: dict[str, AttributeValue]) -> None:
         if self._drain is not None:
             self._drain.describe(request, details)
+
+    @property
+    def anchor_unix_ns(self) -> int:
+        """Wall-clock time of the recording's zero, ns since the Unix epoch. Raises SessionError before the start."""
+        if "started_unix_ns" not in self._facts:
+            raise SessionError("this session has not been started", "use it in a with block")
+        return int(self._facts["started_unix_ns"])
+
+    def add_foreign(self, spans: Sequence[ForeignSpan]) -> None:
+        """Put spans of other origin on the same timeline; from any thread. Nothing happens after ``stop``."""
+        if self._is_recording and self._drain is not None:
+            self._drain.add_foreign(spans)
 
     def batches(self) -> Iterator[Batch]:
         """The rows recorded so far. Raises SessionError for a session that writes a file: read that."""

@@ -1,6 +1,7 @@
 """Where drained batches go: a file, or memory."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -71,7 +72,7 @@ class MemorySink:
             self._ledger.count("memory limit", len(rows) - room)
             rows = rows[:room]
         self._count += len(rows)
-        self._batches.append(Batch(rows, batch.strings, batch.details, batch.lost))
+        self._batches.append(replace(batch, rows=rows))
 
     def close(self, metadata: Metadata) -> None:
         pass

@@ -187,6 +187,19 @@ def test_an_exception_in_the_loop_body_closes_the_request(demo: LoadedModel) -> 
     assert [o.end_ns is not None for o in operations if o.kind is Kind.REQUEST] == [True]
 
 
+def test_a_request_that_is_never_closed_says_what_is_known_of_it(demo: LoadedModel) -> None:
+    with record() as session:
+        steps = generate_step(mx.array(PROMPT), demo.model, max_tokens=4)
+        next(steps)
+    batches = list(session.batches())
+    (request,) = [o for o in operations_of(batches) if o.kind is Kind.REQUEST]
+    details = {name: value for batch in batches for name, value in batch.details.get(0, {}).items()}
+    assert request.end_ns is None
+    assert details["gen_ai.usage.input_tokens"] == len(PROMPT)
+    assert details["gen_ai.response.time_to_first_chunk"] > 0
+    steps.close()
+
+
 def test_recording_leaves_nothing_on_caches_and_models(demo: LoadedModel) -> None:
     caches = mlx_lm.models.cache.make_prompt_cache(demo.model)
     before = [sorted(vars(cache)) for cache in caches], sorted(vars(demo.model)), sorted(demo.model)

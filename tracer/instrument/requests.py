@@ -25,11 +25,8 @@ class Request:
         self._phase_start_ns = self._start_ns = recorder.now()
         self._tokens = 0
         self.is_stepping = False  # generate_step has taken it over
-        self._details: dict[str, AttributeValue] = {
-            "gen_ai.operation.name": operation,
-            "gen_ai.provider.name": "mlx_lm",
-            "gen_ai.request.model": model_name,
-        }
+        self._details: dict[str, AttributeValue] = {}
+        self.detail(operation__name=operation, provider__name="mlx_lm", request__model=model_name)
         self._emit(state, Kind.REQUEST, self._start_ns, ABSENT, name=self._name)
 
     @property
@@ -38,9 +35,14 @@ class Request:
         return self._strings is self._recorder.strings
 
     def detail(self, **attributes: AttributeValue | None) -> None:
-        """Add ``gen_ai`` attributes, dots written as double underscores; None is left out."""
+        """Add ``gen_ai`` attributes, dots written as double underscores; None is left out.
+
+        Sessions learn of them at once, so that a request that is cut off has them too.
+        """
         known = {f"gen_ai.{name.replace('__', '.')}": value for name, value in attributes.items() if value is not None}
         self._details.update(known)
+        if self.is_current:
+            self._recorder.describe(self.number, self._details)
 
     def begin_prefill(self, state: ThreadState, prompt_tokens: int) -> None:
         self._prompt_tokens = prompt_tokens
@@ -91,7 +93,5 @@ class Request:
         emit = self._recorder.emit
         if emit is None or not self.is_current:
             return
-        if kind is Kind.REQUEST:
-            self._recorder.describe(self.number, self._details)
         _, leaf, values = self._recorder.row(state, kind, start_ns, end_ns, leaf_head=self._model, **columns)
         emit(((state.thread, self.number, ABSENT, ABSENT, int(self._recorder.timing)), leaf, values))

@@ -184,7 +184,17 @@ class Recorder:
         with self._lock:
             if not self._listeners:
                 self._forget()
+            self._tell_what_is_held(listener)
             self._connect((*self._listeners, listener))
+
+    def _tell_what_is_held(self, listener: Listener) -> None:
+        """A session that joins another gets a row for the tokens that known caches hold: its balance starts there."""
+        now, state = self.now(), self.local.state
+        for leaf in list(self.leaves.values()):
+            if leaf.slots > 0:
+                held = {"batch": leaf.batch, "servable": leaf.servable, "moved": leaf.slots}
+                sizes = {"resident": leaf.resident, "allocated": leaf.allocated, "fp16_baseline": leaf.baseline}
+                listener.append(self.row(state, Kind.COPY, now, now, leaf_head=leaf.head, **held, **sizes))
 
     def leave(self, listener: Listener) -> None:
         with self._lock:

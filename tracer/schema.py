@@ -75,7 +75,7 @@ UPDATE_KINDS: Final = frozenset({Kind.UPDATE_AND_FETCH, Kind.APPEND, Kind.UPDATE
 INSTANT_KINDS: Final = frozenset(
     {Kind.GROW, Kind.ROTATE, Kind.UNTRIM, Kind.CACHE_HIT, Kind.CACHE_MISS, Kind.MARK, Kind.TOKEN}
 )
-"""Moments, not spans: ``start_ns == end_ns``."""
+"""Moments, not spans, where ``start_ns == end_ns``; rolling a padded batch is a ROTATE that takes time."""
 
 
 class Phase(IntEnum):

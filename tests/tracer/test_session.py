@@ -14,7 +14,7 @@ import mlx_lm
 import pytest
 from mlx_lm.models import base, cache, llama
 from mlx_lm.models.cache import KVCache
-from operations import operations_of
+from operations import balances_of, last_slots, operations_of
 
 from kvtrace import instrument, record, uninstrument
 from kvtrace.tracer import session as session_module
@@ -88,6 +88,11 @@ def test_two_sessions_at_once_each_get_every_row() -> None:
         for session in (outer, inner)
     ]
     assert kinds == [3, 1]
+    for session in (outer, inner):
+        operations = operations_of(list(session.batches()))
+        assert balances_of(operations) == last_slots(operations)
+    copies = [(o.moved, o.servable) for o in operations if o.kind is Kind.COPY]
+    assert copies == [(1, 1)]  # what the cache held when the inner session joined
 
 
 def test_an_evaluated_session_beside_another_marks_the_rows_of_both() -> None:
@@ -226,7 +231,7 @@ def test_a_file_that_fails_counts_everything_from_there_on() -> None:
     for _ in range(3):
         sink.write(batch(row(Kind.TOKEN, 1, 1), row(Kind.TOKEN, 2, 2)))
     sink.close({})
-    assert (writer.blocks, ledger.snapshot()) == (2, {"write failed": 4})
+    assert (writer.blocks, ledger.snapshot()) == (3, {"write failed": 4})  # the third would say what was lost
     assert str(sink.error) == "[Errno 28] No space left on device"
 
 

@@ -15,10 +15,18 @@ import numpy as np
 from kvtrace.exporters.arrange import Arranger
 from kvtrace.exporters.counters import Counters
 from kvtrace.exporters.layout import Layout, Track
-from kvtrace.exporters.packets import describe_tracks
-from kvtrace.exporters.protocol import INDEX_PACKET, SESSION_SEQUENCE, TRACE_PACKET, IndexField, PacketField
+from kvtrace.exporters.packets import describe_tracks, event_packet
+from kvtrace.exporters.protocol import (
+    INDEX_PACKET,
+    LARGEST_BLOCK,
+    SESSION_SEQUENCE,
+    TRACE_PACKET,
+    IndexField,
+    PacketField,
+)
 from kvtrace.exporters.records import encode_records
 from kvtrace.exporters.requests import Requests
+from kvtrace.exporters.samples import encode_samples
 from kvtrace.exporters.wire import blob, whole
 from kvtrace.tracer.batch import Batch
 from kvtrace.tracer.schema import LONG_KINDS, Kind
@@ -46,10 +54,13 @@ class BlockEncoder:
     def encode(self, batch: Batch, facts: Mapping[str, Any], extra: tuple[bytes, Sequence[Track]] = (b"", ())) -> bytes:
         """One block. ``facts`` join its index; ``extra`` packets, with the tracks they are on, end it."""
         is_long = _IS_LONG[batch["kind"]]
-        loose, tracks = self._requests.encode(batch.rows[is_long], batch.strings, batch.details)
+        events = self._requests.arrange(batch.rows[is_long], batch.strings, batch.details)
+        loose = b"".join(event_packet(*event) for event in events)
         arranged = self._arranger.arrange(batch.rows[~is_long], batch.strings)
-        samples, sampled = self._counters.encode(arranged.rows, batch.strings)
-        used = [*tracks, *sampled, *extra[1], *(run.track for run in arranged.runs)]
+        totals, rates = self._counters.sample(arranged.rows, batch.strings)
+        samples = encode_samples(totals, rates)
+        sampled = [track for total in totals for track in total.tracks] + list(rates)
+        used = [*(event.track for event in events), *sampled, *extra[1], *(run.track for run in arranged.runs)]
         descriptors = describe_tracks(used)
         index: dict[str, Any] = {"loose": [len(descriptors), len(loose)], **facts}
         data: bytes | memoryview = b""
@@ -64,9 +75,15 @@ class BlockEncoder:
 
 
 def compress_block(index: Mapping[str, Any], templates: bytes, packets: Iterable[bytes | memoryview]) -> bytes:
-    """A whole packet of the file, ready to be appended. Offsets in the index count from the end of its own packet."""
+    """A whole packet of the file, ready to be appended. Offsets in the index count from the end of its own packet.
+
+    Raises ValueError for a block that is larger than a reader takes.
+    """
     facts = json.dumps(index, separators=(",", ":"), default=str).encode()
     own = blob(INDEX_PACKET, blob(IndexField.FACTS, facts) + blob(IndexField.TEMPLATES, templates))
     own = blob(TRACE_PACKET, whole(PacketField.SEQUENCE_ID, SESSION_SEQUENCE) + own)
-    compressed = zlib.compress(b"".join([own, *packets]), _COMPRESSION_LEVEL)
+    unpacked = b"".join([own, *packets])
+    if len(unpacked) > LARGEST_BLOCK:
+        raise ValueError(f"texts too long: a block of {len(unpacked):,} bytes")
+    compressed = zlib.compress(unpacked, _COMPRESSION_LEVEL)
     return blob(TRACE_PACKET, blob(PacketField.COMPRESSED_PACKETS, compressed))

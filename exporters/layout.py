@@ -9,10 +9,24 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["DEFAULT_ROOT", "MEMORY_COUNTERS", "Layout", "Track"]
+__all__ = [
+    "DEFAULT_ROOT",
+    "FOREIGN_ROOT",
+    "FORWARD_RANK",
+    "MEMORY_COUNTERS",
+    "SLOT_RANK",
+    "TAIL_RANK",
+    "TRACKS_PER_LAYER",
+    "UNASSIGNED_RANK",
+    "Layout",
+    "Track",
+]
 
 DEFAULT_ROOT: Final = "kvtrace"
 """Root of whatever belongs to no model."""
+
+FOREIGN_ROOT: Final = "spans"
+"""Root of spans of other origin that name no track."""
 
 MEMORY_COUNTERS: Final = {
     "resident": "resident",
@@ -26,13 +40,13 @@ MEMORY_COUNTERS: Final = {
 """Column of a forward pass to the name of its counter, in order; all count bytes."""
 
 _RATE_RANK: Final = 1
-_FORWARD_RANK: Final = 2
+FORWARD_RANK: Final = 2
 
 # Ranks are 32-bit: layers in order, then slots without a layer, then operations without a slot, then the tail.
-_TRACKS_PER_LAYER: Final = 64
-_SLOT_RANK: Final = 1 << 28
-_UNASSIGNED_RANK: Final = 1 << 29
-_TAIL_RANK: Final = 1 << 30
+TRACKS_PER_LAYER: Final = 64
+SLOT_RANK: Final = 1 << 28
+UNASSIGNED_RANK: Final = 1 << 29
+TAIL_RANK: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,13 +90,13 @@ class Layout:
         return self._track(("rate", model, root), name, self.root(model), _RATE_RANK, "tokens/s")
 
     def forward(self, model: str | None, thread: str | None, lane: int = 0) -> Track:
-        rank = _FORWARD_RANK + self._thread_number(model, thread)
+        rank = FORWARD_RANK + self._thread_number(model, thread)
         name = "forward" + self._thread_suffix(model, thread)
         return self._track(("forward", model, thread, lane), name, self.root(model), rank)
 
     def tail(self, model: str | None, thread: str | None, lane: int = 0) -> Track:
         name = "tail" + self._thread_suffix(model, thread)
-        return self._track(("tail", model, thread, lane), name, self.forward(model, thread), _TAIL_RANK)
+        return self._track(("tail", model, thread, lane), name, self.forward(model, thread), TAIL_RANK)
 
     def layer(self, model: str | None, thread: str | None, slot: str | None, layer: int | None, lane: int = 0) -> Track:
         """Track of one cache: of its layer where that is known, else of its slot."""
@@ -91,6 +105,10 @@ class Layout:
         name = _layer_name(slot, layer, number) + self._thread_suffix(model, thread)
         key = ("layer", model, thread, slot, layer, lane)
         return self._track(key, name, self.forward(model, thread), _layer_rank(slot, layer, number))
+
+    def foreign(self, name: str, lane: int = 0) -> Track:
+        """Root track of spans of other origin."""
+        return self._track(("foreign", name, lane), name or FOREIGN_ROOT)
 
     def _track(
         self, key: Hashable, name: str, parent: Track | None = None, rank: int = 0, unit: str | None = None
@@ -119,10 +137,10 @@ def _layer_name(slot: str | None, layer: int | None, number: int) -> str:
 
 def _layer_rank(slot: str | None, layer: int | None, number: int) -> int:
     if layer is not None:
-        return min(max(layer, 0) * _TRACKS_PER_LAYER + min(number, _TRACKS_PER_LAYER - 1), _SLOT_RANK - 1)
+        return min(max(layer, 0) * TRACKS_PER_LAYER + min(number, TRACKS_PER_LAYER - 1), SLOT_RANK - 1)
     if slot is None:
-        return _UNASSIGNED_RANK
+        return UNASSIGNED_RANK
     place, _, leaf = slot.partition(".")
     within = int(leaf) if leaf.isdecimal() else 0
-    order = int(place) * _TRACKS_PER_LAYER + min(within, _TRACKS_PER_LAYER - 1) if place.isdecimal() else _SLOT_RANK
-    return _SLOT_RANK + min(order, _SLOT_RANK - 1)
+    order = int(place) * TRACKS_PER_LAYER + min(within, TRACKS_PER_LAYER - 1) if place.isdecimal() else SLOT_RANK
+    return SLOT_RANK + min(order, SLOT_RANK - 1)

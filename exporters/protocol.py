@@ -8,6 +8,7 @@ from typing import Final
 
 __all__ = [
     "INDEX_PACKET",
+    "LARGEST_BLOCK",
     "SESSION_SEQUENCE",
     "TRACE_PACKET",
     "AnnotationField",
@@ -26,6 +27,9 @@ TRACE_PACKET: Final = 1
 
 INDEX_PACKET: Final = 1414
 """kvtrace's own field, within TracePacket's extension range 1000-2000; Perfetto passes over it."""
+
+LARGEST_BLOCK: Final = 32 * 2**20
+"""Bytes of a block, packed or unpacked: readers refuse more, so that no file can fill their memory."""
 
 SESSION_SEQUENCE: Final = 1
 """Sequence of every packet that needs no state: descriptors, requests, counters, the session's facts."""

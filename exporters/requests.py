@@ -6,17 +6,16 @@ begin on its lane. What can't nest is cut, with an annotation that says so, and 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvtrace.exporters.interning import value_text
 from kvtrace.exporters.layout import Layout, Track
-from kvtrace.exporters.packets import event_packet
 from kvtrace.exporters.protocol import EventType
 from kvtrace.exporters.template import ANNOTATED
 from kvtrace.tracer.batch import AttributeValue, Rows
 from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX, Kind
 
-__all__ = ["CUT", "Requests"]
+__all__ = ["CUT", "RequestEvent", "Requests"]
 
 CUT: Final = "kvtrace.cut"
 """Annotation of an end that is not the row's own: the span goes on, on another lane."""
@@ -25,8 +24,21 @@ _REMEMBERED: Final = 1024
 _KIND, _START, _END = (INDEX[name] for name in ("kind", "start_ns", "end_ns"))
 _REQUEST, _MODEL, _NAME = (INDEX[name] for name in ("request", "model", "name"))
 
+_COLUMN_ATTRIBUTES: Final = {column.attribute for column in COLUMNS}
+
 _Row = list[int]
 _Key = tuple[int, int, int]
+
+
+class RequestEvent(NamedTuple):
+    """A begin or an end on a track; an end has no name."""
+
+    type: EventType
+    track: Track
+    time_ns: int
+    category: str
+    name: str | None
+    annotations: Mapping[str, AttributeValue]
 
 
 @dataclass(slots=True)
@@ -38,7 +50,7 @@ class _Lane:
 
 @dataclass(slots=True)
 class Requests:
-    """Turns long rows into packets, in the order in which the spans nest."""
+    """Turns long rows into events, in the order in which the spans nest."""
 
     layout: Layout
     _lanes: dict[str | None, list[_Lane]] = field(default_factory=dict)
@@ -46,26 +58,25 @@ class Requests:
     _lane_of_request: dict[tuple[str | None, int], _Lane] = field(default_factory=dict)
     _details: dict[int, dict[str, AttributeValue]] = field(default_factory=dict)
     _strings: Sequence[str] = ()
-    _packets: list[bytes] = field(default_factory=list)
-    _used: dict[Track, None] = field(default_factory=dict)
+    _events: list[RequestEvent] = field(default_factory=list)
 
     def root_of_request(self, model: str | None, request: int) -> Track:
         """The track that shows a request, also for a while after its end."""
         lane = self._lane_of_request.get((model, request))
         return lane.track if lane else self.layout.root(model)
 
-    def encode(
+    def arrange(
         self, rows: Rows, strings: Sequence[str], details: Mapping[int, Mapping[str, AttributeValue]]
-    ) -> tuple[bytes, list[Track]]:
-        """Packets of the rows, openings and closings alike, and the tracks they are on."""
-        self._strings, self._packets, self._used = strings, [], {}
+    ) -> list[RequestEvent]:
+        """Events of the rows, openings and closings alike."""
+        self._strings, self._events = strings, []
         for request, attributes in details.items():
             self._details.setdefault(request, {}).update(attributes)
         for row, is_begin in _in_order(rows.tolist(), set(self._begun)):
             (self._begin if is_begin else self._end)(row)
         _forget(self._lane_of_request)
         _forget(self._details)
-        return b"".join(self._packets), list(self._used)
+        return self._events
 
     def _begin(self, row: _Row) -> None:
         lane = self._free_lane(row)
@@ -120,8 +131,7 @@ class Requests:
         name: str | None,
         annotations: Mapping[str, AttributeValue],
     ) -> None:
-        self._used[lane.track] = None
-        self._packets.append(event_packet(event_type, lane.track, time_ns, Kind(kind).label, name, annotations))
+        self._events.append(RequestEvent(event_type, lane.track, time_ns, Kind(kind).label, name, annotations))
 
     def _annotations(self, row: _Row) -> dict[str, AttributeValue]:
         own: dict[str, AttributeValue] = {
@@ -129,7 +139,11 @@ class Requests:
             for place in ANNOTATED
             if row[place] != ABSENT
         }
-        return {**self._details.get(row[_REQUEST], {}), **own} if row[_KIND] == Kind.REQUEST else own
+        if row[_KIND] != Kind.REQUEST:
+            return own
+        # A detail named as a column would be read back as the row's own value.
+        details = self._details.get(row[_REQUEST], {}).items()
+        return {**{name: value for name, value in details if name not in _COLUMN_ATTRIBUTES}, **own}
 
     def _model(self, row: _Row) -> str | None:
         return None if row[_MODEL] == ABSENT else self._strings[row[_MODEL]]

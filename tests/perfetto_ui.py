@@ -26,6 +26,9 @@ _ALL_EXPANDED = f"""() => {{
     app.raf.scheduleFullRedraw();
     return document.querySelectorAll('{_TITLE}').length == tracks.length;
 }}"""
+_ROWS_OF_GROUP = """title => app.trace.workspace.children
+    .filter(group => group.name == title)
+    .flatMap(group => group.children.map(row => row.name))"""
 _QUERY = """async query => {
     const result = await window.app.trace.engine.query(query);
     const rows = [];
@@ -64,6 +67,12 @@ class OpenedTrace:
         """What the timeline shows on its left, from top to bottom."""
         titles: list[str] = self._page.locator(_TITLE).all_inner_texts()
         return [title.splitlines()[-1] for title in titles]
+
+    def rows_of_group(self, title: str) -> list[str]:
+        """Titles of the rows of one group of the timeline, from top to bottom, once they are there."""
+        self._page.wait_for_function(f"title => ({_ROWS_OF_GROUP})(title).length", arg=title)
+        rows: list[str] = self._page.evaluate(_ROWS_OF_GROUP, title)
+        return rows
 
     def screenshot(self, path: Path, height: int | None = None) -> None:
         """What the page shows, down to ``height`` pixels; the timeline alone then, without the UI's menu."""

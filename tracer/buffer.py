@@ -1,5 +1,6 @@
 """The bounded queue between the thread that runs the model and the one that writes: append, drain, count losses."""
 
+import threading
 from collections.abc import Callable
 from itertools import chain
 
@@ -8,7 +9,7 @@ import numpy as np
 from kvtrace.tracer.batch import Rows
 from kvtrace.tracer.schema import COLUMNS
 
-__all__ = ["Buffer", "CallHead", "LeafHead", "Ledger", "Row", "to_rows"]
+__all__ = ["Buffer", "CallHead", "LeafHead", "Ledger", "Row", "can_be_row", "to_rows"]
 
 CallHead = tuple[int, int, int, int, int]
 """thread, request, step, phase, timing: the columns that all operations of a forward pass share."""
@@ -23,20 +24,23 @@ _SLICE = 256  # rows converted at a time: the interpreter lock is held for a fra
 
 
 class Ledger:
-    """Operations lost, by reason."""
+    """Operations lost, by reason. Any thread counts; a lock, because adding to a number takes two steps."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
+        self._lock = threading.RLock()  # counting may be interrupted by a finalizer that loses operations too
 
     def count(self, reason: str, operations: int = 1) -> None:
-        self._counts[reason] = self._counts.get(reason, 0) + operations
+        if operations:
+            with self._lock:
+                self._counts[reason] = self._counts.get(reason, 0) + operations
 
     def snapshot(self) -> dict[str, int]:
         return dict(self._counts)
 
     @property
     def total(self) -> int:
-        return sum(self._counts.values())
+        return sum(self.snapshot().values())
 
 
 class Buffer:
@@ -78,3 +82,11 @@ def to_rows(tuples: list[Row]) -> Rows:
         flat = np.fromiter(columns, dtype=np.int64, count=len(part) * len(COLUMNS))
         rows[start : start + _SLICE] = flat.reshape(len(part), len(COLUMNS))
     return rows
+
+
+def can_be_row(row: Row) -> bool:
+    """Whether every column is there and a 64-bit integer."""
+    try:
+        return to_rows([row]).shape == (1, len(COLUMNS))
+    except (OverflowError, TypeError, ValueError):
+        return False

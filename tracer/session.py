@@ -78,7 +78,7 @@ class Session:
         self._facts["started_unix_ns"] = clock.wall()
         if writer_class is not None and self.path is not None:
             try:
-                self._sink = FileSink(writer_class(self.path, dict(self._facts)), self._ledger)
+                self._sink = FileSink(writer_class(self.path, dict(self._facts)), self._ledger, self.path)
             except OSError as error:
                 recorder.leave(self)
                 raise SessionError(
@@ -106,8 +106,8 @@ class Session:
         self._is_recording = False
         atexit.unregister(self.stop)
         self._sink.close(self.metadata)
-        if self._ledger.total:
-            warnings.warn(f"kvtrace lost {self._ledger.total} operations: {self._losses()}", stacklevel=2)
+        if self._ledger.total or self.error:
+            warnings.warn(f"kvtrace lost {self._losses()}", stacklevel=2)
 
     @property
     def lost(self) -> dict[str, int]:
@@ -170,8 +170,7 @@ class Session:
         """The rows recorded so far. Raises SessionError for a session that writes a file: read that."""
         if not isinstance(self._sink, MemorySink):
             raise SessionError("this session writes to a file", f"read it with: kvtrace summary {self.path}")
-        if self._drain is not None:
-            self._drain.flush()
+        self._flush()
         return self._sink.batches()
 
     def summary(self) -> Any:
@@ -184,8 +183,13 @@ class Session:
     def _source(self) -> Any:
         if self.path is None or self._drain is None:
             return self
-        self._drain.flush()
+        self._flush()
         return _view("open")(self.path)
+
+    def _flush(self) -> None:
+        """In a forked child nothing: what was not written yet is the parent's to write."""
+        if self._drain is not None and os.getpid() == self._process:
+            self._drain.flush()
 
     def _checked_writer(self) -> type[TraceWriter] | None:
         if self.path is None:
@@ -195,7 +199,9 @@ class Session:
         return find_writer(self.path)
 
     def _losses(self) -> str:
-        return ", ".join(f"{count} ({reason})" for reason, count in self.lost.items())
+        reasons = ", ".join(f"{count} ({reason})" for reason, count in self.lost.items())
+        what = f"{self._ledger.total} operations: {reasons}" if reasons else f"the end of {self.path}"
+        return f"{what}; {self.path}: {self.error.strerror or self.error}" if self.error else what
 
     def __enter__(self) -> "Session":
         return self.start()

@@ -1,7 +1,10 @@
 """Where drained batches go: a file, or memory."""
 
-from collections.abc import Iterator
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -9,12 +12,15 @@ import numpy as np
 from kvtrace.tracer.batch import Batch, Rows
 from kvtrace.tracer.buffer import Ledger
 from kvtrace.tracer.formats import Metadata, TraceWriter
-from kvtrace.tracer.schema import ABSENT, INDEX, LONG_KINDS
+from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX, LONG_KINDS
 
 __all__ = ["FileSink", "MemorySink", "Sink"]
 
 _LONG = sorted(int(kind) for kind in LONG_KINDS)
 _MEMORY_ROWS = 2_000_000  # 0.5 GB
+_PIECE_ROWS = 16_384
+_PIECE_FOREIGN = 4_096
+_NO_ROWS = np.empty((0, len(COLUMNS)), np.int64)
 
 
 class Sink(Protocol):
@@ -26,27 +32,77 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """A trace file. After the first error nothing more is tried, and everything from there on counts as lost."""
+    """A trace file. After the first error nothing more is tried, and everything from there on counts as lost.
 
-    def __init__(self, writer: TraceWriter, ledger: Ledger) -> None:
+    ``path`` is the writer's file, watched: where it is removed in mid-run, what it held counts as lost too.
+    """
+
+    def __init__(self, writer: TraceWriter, ledger: Ledger, path: Path | None = None) -> None:
         self._writer = writer
         self._ledger = ledger
+        self._file = None if path is None else os.open(path, os.O_RDONLY)
+        self._strings: Sequence[str] = ()
+        self._written = 0
+        self._told: dict[str, int] = {}
         self.error: OSError | None = None
 
     def write(self, batch: Batch) -> None:
-        if self.error is None:
-            try:
-                self._writer.write(batch)
-                return
-            except OSError as error:
-                self.error = error
-        self._ledger.count("write failed", len(batch))
+        for piece in _pieces(batch):
+            self._write_piece(piece)
 
     def close(self, metadata: Metadata) -> None:
+        """The last block says what was lost since the one before, and also that the writing failed."""
+        if self.error is None:
+            self._try(self._check_file)
+        lost = self._ledger.snapshot()
+        if lost != self._told:
+            self._try(lambda: self._writer.write(Batch(_NO_ROWS, self._strings, {}, lost)))
+        self._try(lambda: self._writer.close({**metadata, "lost": lost}))
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _write_piece(self, batch: Batch) -> None:
+        operations = len(batch) + len(batch.foreign)
         try:
-            self._writer.close(metadata)
-        except OSError as error:
-            self.error = self.error or error
+            if self.error is None and self._try(self._check_file) and self._try(lambda: self._writer.write(batch)):
+                self._written += operations
+                self._strings, self._told = batch.strings, dict(batch.lost)
+                return
+        except BaseException:  # an interrupt
+            self._ledger.count("interrupted", operations)
+            raise
+        self._ledger.count("write failed", operations)
+
+    def _try(self, action: Callable[[], None]) -> bool:
+        """Whether it worked; remembers the first error. A writer's mistake ends a run as little as a full disk does."""
+        try:
+            action()
+        except Exception as error:
+            told = error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
+            self.error = self.error or told
+            return False
+        return True
+
+    def _check_file(self) -> None:
+        if self._file is not None and os.fstat(self._file).st_nlink == 0:
+            self._ledger.count("file removed", self._written)
+            raise OSError(errno.ENOENT, "the file was removed while it was written")
+
+
+def _pieces(batch: Batch) -> Iterator[Batch]:
+    """Blocks of a size that every writer writes whole or not at all; most batches are one."""
+    if len(batch) <= _PIECE_ROWS and len(batch.foreign) <= _PIECE_FOREIGN:
+        yield batch
+        return
+    details = batch.details
+    for first in range(0, len(batch), _PIECE_ROWS):
+        yield Batch(batch.rows[first : first + _PIECE_ROWS], batch.strings, details, batch.lost)
+        details = {}
+    for first in range(0, len(batch.foreign), _PIECE_FOREIGN):
+        foreign = batch.foreign[first : first + _PIECE_FOREIGN]
+        yield Batch(_NO_ROWS, batch.strings, details, batch.lost, foreign)
+        details = {}
 
 
 class MemorySink:
@@ -66,16 +122,20 @@ class MemorySink:
             self._open[_identity(row)] = row
         for row in batch.rows[is_long & ~is_opening]:
             self._open.pop(_identity(row), None)
-        room = max(0, self._limit - self._count)
         rows = batch.rows[~is_opening]
-        if len(rows) > room:
-            self._ledger.count("memory limit", len(rows) - room)
-            rows = rows[:room]
-        self._count += len(rows)
-        self._batches.append(replace(batch, rows=rows))
+        kept = rows[: self._room]
+        self._count += len(kept)
+        foreign = batch.foreign[: self._room]
+        self._count += len(foreign)
+        self._ledger.count("memory limit", len(rows) - len(kept) + len(batch.foreign) - len(foreign))
+        self._batches.append(replace(batch, rows=kept, foreign=foreign))
 
     def close(self, metadata: Metadata) -> None:
         pass
+
+    @property
+    def _room(self) -> int:
+        return max(0, self._limit - self._count)
 
     def batches(self) -> Iterator[Batch]:
         """What was written, then the rows that are still open."""

@@ -2,7 +2,7 @@
 
 from click import ClickException, UsageError
 
-__all__ = ["CommandError", "explain"]
+__all__ = ["CommandError", "explain", "no_cache_operations"]
 
 
 class CommandError(ValueError):
@@ -12,6 +12,11 @@ class CommandError(ValueError):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+def no_cache_operations(trace: str) -> CommandError:
+    """What to raise for a trace that there is nothing to say of: of another program, or without a model's caches."""
+    return CommandError(f"'{trace}' holds no cache operations", f"see what it holds with `kvtrace info {trace}`")
 
 
 def explain(error: Exception) -> list[str] | None:

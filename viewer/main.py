@@ -14,6 +14,9 @@ __all__ = ["cli", "main"]
 _COMMANDS: Mapping[str, str] = {
     "record": "Run a model and record what its key-value cache does.",
     "summary": "Say per layer where time and bytes went.",
+    "info": "Say what a trace holds: what ran, counts, losses, damage, size.",
+    "check": "Check that a recording is whole and right; exit status 1 if not.",
+    "convert": "Write a trace in another format; salvage a damaged one.",
 }
 """Name -> help in one line; the command is ``command`` in ``kvtrace.viewer.commands.<name>``."""
 

@@ -28,16 +28,16 @@ def check_output(path: Path, *, may_replace: bool) -> None:
         known = " or ".join(known_suffixes())
         raise CommandError(f"no trace format has the suffix of {path.name!r}", f"name it *{known}") from error
     if not path.parent.is_dir():
-        raise CommandError(f"no folder {str(path.parent)!r}", "make it first, or choose another with -o")
+        raise CommandError(f"no folder {str(path.parent)!r}", "make it first, or choose another name")
     if path.is_dir():
         raise CommandError(f"{str(path)!r} is a folder", "name a file in it")
     if path.exists() and not may_replace:
-        raise CommandError(f"{str(path)!r} exists", "replace it with --force, or choose another with -o")
+        raise CommandError(f"{str(path)!r} exists", "replace it with --force, or choose another name")
     if path.exists() and not os.access(path, os.W_OK):
-        raise CommandError(f"{str(path)!r} can't be written", "choose another with -o")
+        raise CommandError(f"{str(path)!r} can't be written", "choose another name")
     try:
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise CommandError(
-            f"can't write into {str(path.parent)!r}: {error.strerror}", "choose another folder with -o"
+            f"can't write into {str(path.parent)!r}: {error.strerror}", "choose another folder"
         ) from error

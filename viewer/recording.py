@@ -16,6 +16,7 @@ import click
 from kvtrace.tracer.session import Session, record
 from kvtrace.viewer.generation import Generation, Job, generate
 from kvtrace.viewer.progress import RunProgress
+from kvtrace.viewer.signals import ending_in_order
 
 __all__ = ["record_job"]
 
@@ -33,7 +34,7 @@ def record_job(
         job = _with_seed(job)
     untraced = [_run_untraced(job, number, progress) for number in range(_UNTRACED_RUNS if is_compared else 0)]
     session = record(path, timing=timing, overwrite=True, model=job.loaded.name)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ending_in_order():
         warnings.filterwarnings("ignore", message="kvtrace lost")  # the result says so
         try:
             with session:
@@ -41,7 +42,7 @@ def record_job(
                 traced = generate(job, _follow_prefill(progress), _follow_text(job, is_quiet, progress))
                 if untraced:
                     session.annotate(baseline_ratio=traced.took_ns / min(run.took_ns for run in untraced))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             click.echo(f"\nStopped. What was recorded so far is in {path}.", err=True)
             raise
     return [*_losses_of(session), *_differences(traced, untraced)]
@@ -100,7 +101,8 @@ def _facts(job: Job) -> dict[str, Any]:
 
 
 def _losses_of(session: Session) -> list[str]:
-    troubles = [f"{count:,} operations were lost: {reason}" for reason, count in session.lost.items() if count]
-    if session.error is not None:
-        troubles.append(f"{session.path} could not be written to its end: {session.error.strerror or session.error}")
-    return troubles
+    losses = [f"{count:,} operations were lost: {reason}" for reason, count in session.lost.items()]
+    if session.error is None:
+        return losses
+    reason = session.error.strerror or str(session.error)
+    return ["; ".join([f"{session.path} could not be written to its end: {reason}", *losses])]

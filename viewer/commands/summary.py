@@ -6,7 +6,7 @@ from typing import Any, cast
 import click
 
 from kvtrace.tracer.schema import Phase
-from kvtrace.viewer.errors import CommandError
+from kvtrace.viewer.errors import CommandError, no_cache_operations
 from kvtrace.viewer.printing import print_summaries
 from kvtrace.viewer.read import open_trace
 from kvtrace.viewer.reduce.filters import Filters
@@ -40,9 +40,12 @@ def parse_layers(text: str | None) -> frozenset[int]:
 
 
 def _read(path: str, filters: Filters, by: By) -> dict[str, Any]:
-    document = summarize(open_trace(Path(path)), filters, by).to_dict()
+    summary = summarize(open_trace(Path(path)), filters, by)
+    document = summary.to_dict()
     for damage in document["damage"]:
         click.echo(f"Warning: {path}: {damage}", err=True)
+    if not summary.partial.cells and filters == Filters():
+        raise no_cache_operations(path)
     return document
 
 

@@ -22,6 +22,9 @@ from kvtrace.viewer.read.strings import StringTable
 __all__ = ["Event", "iter_events"]
 
 _STATE_CLEARED: Final = 1
+_MOST_PACKETS: Final = 1 << 19  # three times what a writer puts into a block, counters included
+_MOST_SEQUENCES: Final = 1 << 16
+_MOST_TEXTS: Final = 1 << 18
 _PLACES: Final = {column.attribute: place for place, column in enumerate(COLUMNS) if column.attribute}
 _KINDS: Final = {kind.label: kind for kind in Kind}
 _LABELS: Final = {
@@ -58,7 +61,10 @@ class _Sequence:
 def iter_events(packets: memoryview, strings: StringTable) -> Iterator[Event]:
     """kvtrace's events in file order; anything else is passed over. Raises ValueError, KeyError, TypeError."""
     sequences: dict[int, _Sequence] = {}
-    for number, packet in iter_fields(packets):
+    texts = 0
+    for place, (number, packet) in enumerate(iter_fields(packets)):
+        if place >= _MOST_PACKETS:
+            raise ValueError("more packets than a block can have")
         if number != TRACE_PACKET:
             continue
         fields = dict(iter_fields(packet))
@@ -66,7 +72,9 @@ def iter_events(packets: memoryview, strings: StringTable) -> Iterator[Event]:
         if fields.get(PacketField.SEQUENCE_FLAGS, 0) & _STATE_CLEARED:
             sequences[sequence_id] = _Sequence()
         sequence = sequences.setdefault(sequence_id, _Sequence())
-        _update(sequence, fields)
+        texts += _update(sequence, fields)
+        if len(sequences) > _MOST_SEQUENCES or texts > _MOST_TEXTS:
+            raise ValueError("more sequences or texts than a block can have")
         time_ns = _time(sequence, fields)
         if PacketField.TRACK_EVENT in fields:
             event = _event(sequence, time_ns, fields[PacketField.TRACK_EVENT], strings)
@@ -74,7 +82,9 @@ def iter_events(packets: memoryview, strings: StringTable) -> Iterator[Event]:
                 yield event
 
 
-def _update(sequence: _Sequence, fields: dict[int, Any]) -> None:
+def _update(sequence: _Sequence, fields: dict[int, Any]) -> int:
+    """The number of texts that were new."""
+    before = len(sequence.texts)
     if PacketField.DEFAULTS in fields:
         defaults = dict(iter_fields(fields[PacketField.DEFAULTS]))
         sequence.clock = defaults.get(PacketField.TIMESTAMP_CLOCK_ID, ClockId.BOOTTIME)
@@ -88,6 +98,7 @@ def _update(sequence: _Sequence, fields: dict[int, Any]) -> None:
             reading = dict(iter_fields(clock))
             if reading.get(ClockField.ID) == ClockId.DELTAS:
                 sequence.time_ns = reading[ClockField.TIMESTAMP]
+    return len(sequence.texts) - before
 
 
 def _time(sequence: _Sequence, fields: dict[int, Any]) -> int:
@@ -109,8 +120,9 @@ def _event(sequence: _Sequence, time_ns: int, data: memoryview, strings: StringT
     event_type = fields.get(EventField.TYPE)
     if event_type not in (EventType.SLICE_BEGIN, EventType.SLICE_END, EventType.INSTANT):
         return None
-    kind = _KINDS.get(_category(sequence, fields))
-    if kind is None and event_type != EventType.SLICE_END:
+    category = _category(sequence, fields)
+    kind = _KINDS.get(category)
+    if kind is None and (category or event_type != EventType.SLICE_END):
         return None
     columns: dict[int, int] = {}
     is_cut = False
@@ -157,4 +169,4 @@ def _column_value(place: int, value: int | str, strings: StringTable) -> int:
 
 
 def _decode(value: Any) -> str:
-    return bytes(value).decode("utf-8", "replace")
+    return str(value, "utf-8", "replace")  # of a number it raises TypeError, where bytes(…) makes that many

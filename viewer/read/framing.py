@@ -4,20 +4,30 @@ Lengths and compression are checked before they are trusted; a block that can't 
 """
 
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from kvtrace.exporters.protocol import INDEX_PACKET, TRACE_PACKET, IndexField, PacketField
+from kvtrace.exporters.protocol import INDEX_PACKET, LARGEST_BLOCK, TRACE_PACKET, IndexField, PacketField
 from kvtrace.exporters.wire import WireError, iter_fields, read_varint
 
 __all__ = ["Block", "Damage", "iter_blocks"]
 
-_LARGEST_BLOCK: Final = 256 * 2**20
 _LARGEST_HEAD: Final = 16
 """Bytes that hold the tag and the length of any packet."""
+
+_ANY_RATIO: Final = 4 * 2**20
+_HIGHEST_RATIO: Final = 250
+"""Bytes unpacked for a byte of the file, beyond the first 4 MB; kvtrace's own files stay below 50."""
+
+_MOST_VALUES: Final = 1_000_000
+_LONGEST_NUMBER: Final = 400
+"""Of a block's index: values in all, and digits of one, so that parsing it takes neither long nor much memory."""
+
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +48,34 @@ class Block:
 
 def iter_blocks(path: Path) -> Iterator[Block | Damage]:
     """Every block of a file in order, and what lies between that is none. Raises OSError."""
-    plain: list[bytes] = []
+    plain = bytearray()
+    taken = unpacked = 0
     for packet in _iter_packets(path):
         if isinstance(packet, Damage):
+            yield from _flush(plain)
             yield packet
             continue
+        taken += len(packet)
         try:
             if (data := _decompress(packet)) is not None:
+                unpacked += len(data)
                 yield from _flush(plain)
                 yield _parse(data)
-            elif _is_index(packet):
-                yield from _flush(plain)
-                plain.append(packet)
-            elif plain:
-                plain.append(packet)
             else:
-                yield Block({}, b"", memoryview(packet))
+                if _is_index(packet) or len(plain) + len(packet) > LARGEST_BLOCK:
+                    yield from _flush(plain)
+                plain += packet
         except (ValueError, KeyError, zlib.error) as error:
             yield Damage(f"a block of {len(packet):,} bytes can't be read: {error}")
+        if unpacked > _ANY_RATIO and unpacked > taken * _HIGHEST_RATIO:
+            yield Damage("compressed beyond belief: the rest is unread")
+            return
     yield from _flush(plain)
 
 
-def _flush(plain: list[bytes]) -> Iterator[Block | Damage]:
+def _flush(plain: bytearray) -> Iterator[Block | Damage]:
     """The block that plain packets make: another program may have unpacked a file of ours."""
-    data = b"".join(plain)
+    data = bytes(plain)
     plain.clear()
     if data:
         try:
@@ -80,7 +94,7 @@ def _iter_packets(path: Path) -> Iterator[bytes | Damage]:
             if length is None or at + length > size:
                 yield Damage(f"cut at the end: {size - at:,} bytes unread")
                 return
-            if length > _LARGEST_BLOCK:
+            if length > LARGEST_BLOCK:
                 yield Damage(f"a packet of {length:,} bytes: {size - at:,} bytes unread")
                 return
             file.seek(at)
@@ -104,10 +118,10 @@ def _decompress(packet: bytes) -> bytes | None:
     """What a compressed packet holds, or None for a plain one. Raises ValueError, zlib.error."""
     ((_, body),) = iter_fields(memoryview(packet))
     number, compressed = next(iter_fields(body), (0, b""))
-    if number != PacketField.COMPRESSED_PACKETS:
+    if number != PacketField.COMPRESSED_PACKETS or not isinstance(compressed, memoryview):
         return None
     inflater = zlib.decompressobj()
-    data = inflater.decompress(compressed, _LARGEST_BLOCK)
+    data = inflater.decompress(compressed, LARGEST_BLOCK)
     if not inflater.eof:
         raise ValueError("too large" if inflater.unconsumed_tail else "its compressed data stop short")
     return data
@@ -124,14 +138,35 @@ def _parse(data: bytes) -> Block:
     if number != TRACE_PACKET or not isinstance(body, memoryview):
         raise ValueError("not a packet")
     own = next((value for number, value in iter_fields(body) if number == INDEX_PACKET), None)
-    if own is None:
+    if not isinstance(own, memoryview):
         return Block({}, b"", view)
-    fields = dict(iter_fields(own))
-    facts = json.loads(bytes(fields[IndexField.FACTS]))
-    if not isinstance(facts, dict):
-        raise ValueError("its index is no object")
+    fields = {number: value for number, value in iter_fields(own) if isinstance(value, memoryview)}
+    facts = _parse_index(bytes(fields[IndexField.FACTS]))
     after = len(view) - len(data) + _end_of_first(view)
     return Block(facts, bytes(fields.get(IndexField.TEMPLATES, b"")), view[after:])
+
+
+def _parse_index(text: bytes) -> dict[str, Any]:
+    """A JSON object, whose size in memory is judged before it is parsed. Raises ValueError."""
+    if _marks(text) > _MOST_VALUES and _marks(_STRING.sub(b"", text)) > _MOST_VALUES:
+        raise ValueError("its index has too many values")
+    try:
+        facts = json.loads(text, parse_int=_integer)
+    except RecursionError:
+        raise ValueError("its index is nested too deep") from None
+    if not isinstance(facts, dict):
+        raise ValueError("its index is no object")
+    return facts
+
+
+def _marks(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _LONGEST_NUMBER:
+        raise ValueError("its index has a number too long")
+    return int(digits)
 
 
 def _end_of_first(view: memoryview) -> int:

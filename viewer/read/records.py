@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.exporters.interning import FIRST_STRING_IID, PHASE_IID, TIMING_IID, kind_iid
+from kvtrace.exporters.protocol import LARGEST_BLOCK
 from kvtrace.exporters.records import record_windows
 from kvtrace.exporters.template import CATEGORY, DURATION, GAP, Shape, Template
 from kvtrace.exporters.wire import Bytes, take_varints
@@ -19,7 +20,8 @@ __all__ = ["LayoutError", "read_records"]
 _LABELS: Final = {"phase": (PHASE_IID, len(Phase)), "timing": (TIMING_IID, len(Timing))}
 
 
-_MOST_TEXTS: Final = 1 << 24
+_MOST_RECORDS: Final = 1 << 16
+"""Of a block; a writer makes a quarter of that at most."""
 
 
 class LayoutError(ValueError):
@@ -38,13 +40,18 @@ def _read(block: Block, strings: StringTable) -> Rows:
     runs = np.array(block.facts.get("runs", []), np.int64).reshape(-1, 2)
     data = np.frombuffer(block.packets, np.uint8)
     template_of_record = np.frombuffer(block.templates, "<u2")
-    if (runs < 0).any() or runs[:, 1].sum() != len(template_of_record):
+    if len(template_of_record) > _MOST_RECORDS or len(runs) > _MOST_RECORDS:
+        raise LayoutError("too many records")
+    if (runs < 0).any() or (runs > LARGEST_BLOCK).any() or runs[:, 1].sum() != len(template_of_record):
         raise LayoutError("the index counts other records than it lists")
     rows = np.full((len(template_of_record), len(COLUMNS)), ABSENT, np.int64)
     if not len(rows):
         return rows
     templates = [Template.from_key(key) for key in block.facts["templates"]]
-    offsets = _offsets(np.array([template.length for template in templates])[template_of_record], runs)
+    lengths = np.array([template.length for template in templates])[template_of_record]
+    if lengths.sum() > len(data):
+        raise LayoutError("records that lie on each other")
+    offsets = _offsets(lengths, runs)
     texts = _text_numbers(block.facts.get("strings", []), strings)
     gaps, durations = np.zeros((2, len(rows)), np.int64)
     for number, template in enumerate(templates):
@@ -94,24 +101,28 @@ def _starts(gaps: Rows, durations: Rows, runs: Rows) -> Rows:
     return starts
 
 
-def _text_numbers(texts: list[list[Any]], strings: StringTable) -> NDArray[np.int64]:
-    """By interned id the text's number in the trace's own table; -1 where there is none."""
-    highest = max((iid for iid, _ in texts), default=0)
-    if not 0 <= highest < _MOST_TEXTS:
-        raise LayoutError("too many texts")
-    numbers = np.full(highest + 1, -1, np.int64)
-    for iid, text in texts:
-        if iid >= FIRST_STRING_IID:
-            numbers[iid] = strings.number(str(text))
-    return numbers
+def _text_numbers(texts: list[list[Any]], strings: StringTable) -> tuple[Rows, Rows]:
+    """Interned ids in ascending order, and the number of each one's text in the trace's own table."""
+    numbers = {int(iid): strings.number(str(text)) for iid, text in texts if iid >= FIRST_STRING_IID}
+    iids = sorted(numbers)
+    return np.array(iids, np.int64), np.array([numbers[iid] for iid in iids], np.int64)
 
 
-def _column_values(place: int, values: Rows, texts: NDArray[np.int64]) -> Rows:
+def _numbers_of(values: Rows, texts: tuple[Rows, Rows]) -> Rows:
+    iids, numbers = texts
+    places = np.searchsorted(iids, values)
+    if (places == len(iids)).any() or (iids[places] != values).any():
+        raise LayoutError("a text that is not there")
+    found: Rows = numbers[places]
+    return found
+
+
+def _column_values(place: int, values: Rows, texts: tuple[Rows, Rows]) -> Rows:
     column_type = COLUMNS[place].type
     if column_type in _LABELS:
         first, count = _LABELS[column_type]
         return _checked(values - first, count)
-    return values if column_type == "int" else _checked(texts[values], 2**62)
+    return values if column_type == "int" else _numbers_of(values, texts)
 
 
 def _checked(values: Rows, limit: int) -> Rows:

@@ -15,16 +15,18 @@ from kvtrace.viewer.main import cli
 
 Run = Callable[..., Result]
 
+COMMANDS = ["record", "summary", "info", "check", "convert"]
+
 
 @pytest.mark.parametrize("args", [(), ("-h",), ("--help",)])
 def test_help_lists_every_command(run: Run, args: tuple[str, ...]) -> None:
     result = run(*args)
     assert result.exit_code == 0
     commands = result.stdout.partition("Commands:\n")[2].partition("\n\n")[0]
-    assert [line.split()[0] for line in commands.splitlines()] == ["record", "summary"]
+    assert [line.split()[0] for line in commands.splitlines()] == COMMANDS
 
 
-@pytest.mark.parametrize("name", ["record", "summary"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_examples(run: Run, name: str) -> None:
     result = run(name, "-h")
     assert result.exit_code == 0

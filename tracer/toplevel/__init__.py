@@ -10,16 +10,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvtrace.exporters.spans import TraceFileSpanExporter, session_span_exporter
     from kvtrace.tracer.instrument import instrument, uninstrument
     from kvtrace.tracer.session import Session, record
 
-__all__ = ["Session", "__version__", "instrument", "record", "uninstrument"]
+__all__ = [
+    "Session",
+    "TraceFileSpanExporter",
+    "__version__",
+    "instrument",
+    "record",
+    "session_span_exporter",
+    "uninstrument",
+]
 
 # Imported on first use: `kvtrace --help` and the commands that only read a trace load neither mlx nor OpenTelemetry.
 _HOMES = {
     "Session": "kvtrace.tracer.session",
+    "TraceFileSpanExporter": "kvtrace.exporters.spans",
     "instrument": "kvtrace.tracer.instrument",
     "record": "kvtrace.tracer.session",
+    "session_span_exporter": "kvtrace.exporters.spans",
     "uninstrument": "kvtrace.tracer.instrument",
 }
 

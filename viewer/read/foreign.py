@@ -22,7 +22,7 @@ from kvtrace.tracer.schema import COLUMNS
 from kvtrace.viewer.read.errors import TraceError
 from kvtrace.viewer.read.foreign_joining import SliceJoiner
 from kvtrace.viewer.read.foreign_packets import PacketDecoder, SliceEvent
-from kvtrace.viewer.read.framing import Damage, _iter_packets
+from kvtrace.viewer.read.framing import Damage, iter_packets
 
 __all__ = ["ForeignTrace", "begins_foreign", "open_foreign_trace"]
 
@@ -102,7 +102,7 @@ class ForeignTrace:
         """Every packet without tag and length, those in compressed packets too."""
         taken = inflated = 0
         try:
-            for packet in _iter_packets(self.path):
+            for packet in iter_packets(self.path):
                 if isinstance(packet, Damage):
                     yield packet
                     continue
@@ -128,7 +128,7 @@ class ForeignTrace:
 def begins_foreign(path: Path) -> bool:
     """Whether the file begins with a packet that is neither kvtrace's nor compressed. False for what can't be read."""
     try:
-        first = next(_iter_packets(path), None)
+        first = next(iter_packets(path), None)
         if not isinstance(first, bytes):
             return False
         numbers = {number for number, _ in iter_fields(_body(memoryview(first)))}

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final
 from kvtrace.exporters.protocol import INDEX_PACKET, LARGEST_BLOCK, TRACE_PACKET, IndexField, PacketField
 from kvtrace.exporters.wire import WireError, iter_fields, read_varint
 
-__all__ = ["Block", "Damage", "iter_blocks"]
+__all__ = ["Block", "Damage", "iter_blocks", "iter_packets"]
 
 _LARGEST_HEAD: Final = 16
 """Bytes that hold the tag and the length of any packet."""
@@ -50,7 +50,7 @@ def iter_blocks(path: Path) -> Iterator[Block | Damage]:
     """Every block of a file in order, and what lies between that is none. Raises OSError."""
     plain = bytearray()
     taken = unpacked = 0
-    for packet in _iter_packets(path):
+    for packet in iter_packets(path):
         if isinstance(packet, Damage):
             yield from _flush(plain)
             yield packet
@@ -84,7 +84,7 @@ def _flush(plain: bytearray) -> Iterator[Block | Damage]:
             yield Damage(f"{len(data):,} bytes of packets can't be read: {error}")
 
 
-def _iter_packets(path: Path) -> Iterator[bytes | Damage]:
+def iter_packets(path: Path) -> Iterator[bytes | Damage]:
     """Every packet of the file, with its tag and length."""
     size = path.stat().st_size
     with path.open("rb") as file:

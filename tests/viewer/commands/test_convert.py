@@ -4,13 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from click.testing import Result
 from hypothesis import HealthCheck, given, settings
-from recorded import plain_recording, whole
+from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, ConcatenateKVCache, QuantizedKVCache
+from recorded import RUNS, plain_recording, whole
 from synthetic import METADATA, batch, generation, row, write_trace
 from trace_rows import Drawn, Session, sessions, spoken
 
+from kvtrace import record
 from kvtrace.tracer.batch import Batch, ForeignSpan, Moment
 from kvtrace.tracer.formats import find_writer
 from kvtrace.tracer.schema import ABSENT, INDEX, Kind
@@ -80,6 +83,28 @@ def test_a_real_recording_goes_there_and_back(run: Run) -> None:
         path = Path(name)
         assert contents(path) == expected
         assert run("check", path).stdout.endswith(" caches: no faults\n")
+
+
+def every_cache_class() -> None:
+    """The classes that no run of the demo model uses."""
+    token = mx.zeros((1, 1, 3, 32))
+    for cache in (ConcatenateKVCache(), ChunkedKVCache(chunk_size=4), QuantizedKVCache(group_size=32, bits=8)):
+        for _ in range(3):
+            cache.update_and_fetch(token, token)
+    ArraysCache(2)[1] = mx.zeros((1, 8))
+
+
+@pytest.mark.parametrize("name", [*RUNS, "every cache class"])
+def test_recordings_of_every_sort_go_there_and_back(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.pftrace"
+    with record() as memory, record(path):
+        RUNS.get(name, every_cache_class)()
+    expected = contents(path)
+    assert len(expected[0]) == len(whole(list(memory.batches())))
+    for target in CHAIN:
+        convert_trace(open_trace(path), tmp_path / target, silent)
+        path = tmp_path / target
+        assert contents(path) == expected
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -91,12 +91,29 @@ def open_trace(path: str | Path) -> Trace | ForeignTrace:
     if first is None:
         raise TraceError(f"'{path}' is empty", "the recording stopped before it wrote anything; record again")
     if isinstance(first, Damage):
-        raise TraceError(f"'{path}' is no trace, or was cut before its first block ended", RECORD_ONE)
+        return Trace(path, _surviving_facts(path))
     metadata = first.facts.get("metadata")
     if not isinstance(metadata, dict):
         return open_foreign_trace(path)
     check_version(path, metadata)
     return Trace(path, metadata)
+
+
+def _surviving_facts(path: Path) -> Metadata:
+    """The session's facts where the first block is damaged: the closing block has them too; empty without one.
+
+    Raises TraceError where no block of ours is left.
+    """
+    is_ours = False
+    for block in _blocks(path):
+        if isinstance(block, Block) and block.facts:
+            is_ours = True
+            if isinstance(metadata := block.facts.get("metadata"), dict):
+                check_version(path, metadata)
+                return metadata
+    if not is_ours:
+        raise TraceError(f"'{path}' is no trace, or was cut before its first block ended", RECORD_ONE)
+    return {}
 
 
 def _blocks(path: Path) -> Iterator[Block | Damage]:

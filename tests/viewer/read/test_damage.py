@@ -131,3 +131,21 @@ def test_no_file_and_a_folder(tmp_path: Path) -> None:
         open_trace(tmp_path / "none.pftrace")
     with pytest.raises(TraceError, match="is no file"):
         open_trace(tmp_path)
+
+
+def test_a_file_whose_first_block_is_damaged_still_gives_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "run.pftrace"
+    writer = PerfettoWriter(path, {"model": "m"})
+    first_size = path.stat().st_size
+    writer.write(Session().add(Kind.ATTEND, 1, 2, layer=0, model="m").batch())
+    closed_size = path.stat().st_size
+    writer.close({"duration_ns": 9})
+    data = bytearray(path.read_bytes())
+    data[first_size - 4 : first_size] = b"\x00\x00\x00\x00"  # the checksum of the first block
+
+    for kept, facts in ((len(data), {"schema_version": 1, "model": "m", "duration_ns": 9}), (closed_size, {})):
+        path.write_bytes(data[:kept])
+        trace = open_trace(path)
+        (batch,) = [batch for batch in trace.batches() if len(batch)]
+        assert (batch["start_ns"].tolist(), trace.metadata) == ([1], facts)
+        assert trace.damage

@@ -105,6 +105,16 @@ class Leaf:
         """Servable slots over all sequences; 0 where they can't be counted."""
         return 0 if self.servable == ABSENT else self.servable * self.batch
 
+    def state(self) -> dict[str, int]:
+        """The columns that say what the cache holds now."""
+        return {
+            "batch": self.batch,
+            "resident": self.resident,
+            "allocated": self.allocated,
+            "fp16_baseline": self.baseline,
+            "servable": self.servable,
+        }
+
     def remeasure(self, cache: Any) -> None:
         """Take the sizes of the buffers anew."""
         self.signature = self.account.signature(cache)
@@ -192,9 +202,8 @@ class Recorder:
         now, state = self.now(), self.local.state
         for leaf in list(self.leaves.values()):
             if leaf.slots > 0:
-                held = {"batch": leaf.batch, "servable": leaf.servable, "moved": leaf.slots}
-                sizes = {"resident": leaf.resident, "allocated": leaf.allocated, "fp16_baseline": leaf.baseline}
-                listener.append(self.row(state, Kind.COPY, now, now, leaf_head=leaf.head, **held, **sizes))
+                columns = leaf.state() | {"moved": leaf.slots}
+                listener.append(self.row(state, Kind.COPY, now, now, leaf_head=leaf.head, **columns))
 
     def leave(self, listener: Listener) -> None:
         with self._lock:

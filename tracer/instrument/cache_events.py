@@ -121,13 +121,11 @@ def _adopt(recorder: Recorder, state: ThreadState, source: Leaf | None, cache: A
     except Exception as error:
         recorder.failed(error)
         return
-    if kind is Kind.QUANTIZE:
-        _settle(recorder, state, leaf, cache, kind, start_ns, lambda now: _moved_and_written(now))
-    else:
-        _settle(recorder, state, leaf, cache, kind, start_ns, lambda now: _moved(now, 0, 0))
+    report = _quantized if kind is Kind.QUANTIZE else _moved
+    _settle(recorder, state, leaf, cache, kind, start_ns, lambda now: report(now, 0, 0))
 
 
-def _moved_and_written(leaf: Leaf) -> dict[str, int]:
+def _quantized(leaf: Leaf, servable: int, slots: int) -> dict[str, int] | None:
     return {"moved": leaf.slots, "written": leaf.resident}
 
 

@@ -42,14 +42,7 @@ def emit_event(
     """A row for something that happened to a cache, with the state it is in now."""
     emit = recorder.emit
     if emit is not None:
-        now = {
-            "batch": leaf.batch,
-            "resident": leaf.resident,
-            "allocated": leaf.allocated,
-            "fp16_baseline": leaf.baseline,
-            "servable": leaf.servable,
-        }
-        emit(recorder.row(state, kind, start_ns, end_ns, leaf_head=leaf.head, **now | columns))
+        emit(recorder.row(state, kind, start_ns, end_ns, leaf_head=leaf.head, **leaf.state() | columns))
 
 
 def reconcile(recorder: Recorder, state: ThreadState, leaf: Leaf, cache: Any) -> None:

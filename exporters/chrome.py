@@ -20,9 +20,9 @@ from kvtrace.exporters.foreign import chunks_of
 from kvtrace.exporters.layout import Layout
 from kvtrace.exporters.requests import Requests
 from kvtrace.exporters.whole_blocks import BlockFile
-from kvtrace.tracer.batch import Batch
+from kvtrace.tracer.batch import NO_ROWS, Batch
 from kvtrace.tracer.formats import Metadata
-from kvtrace.tracer.schema import ABSENT, COLUMNS, CURRENT_SCHEMA_VERSION, INDEX, LONG_KINDS, Kind
+from kvtrace.tracer.schema import ABSENT, CURRENT_SCHEMA_VERSION, INDEX, LONG_KINDS, Kind
 
 __all__ = ["BLOCK_NAME", "CATEGORY", "END_NAME", "SESSION_NAME", "ChromeWriter"]
 
@@ -35,7 +35,6 @@ BLOCK_NAME: Final = "kvtrace_block"
 _ROWS_PER_BLOCK: Final = 16_384
 _COMPRESSION_LEVEL: Final = 1
 _IS_LONG: Final = np.isin(np.arange(len(Kind)), sorted(LONG_KINDS))
-_NO_ROWS: Final = np.empty((0, len(COLUMNS)), np.int64)
 _MOMENT: Final = '"i","s":"t"'
 
 
@@ -77,7 +76,7 @@ class ChromeWriter:
         for start in range(_ROWS_PER_BLOCK, len(batch), _ROWS_PER_BLOCK):
             self._append_block(Batch(batch.rows[start : start + _ROWS_PER_BLOCK], batch.strings))
         for chunk in spans[1:]:
-            self._append_block(Batch(_NO_ROWS, batch.strings, foreign=chunk))
+            self._append_block(Batch(NO_ROWS, batch.strings, foreign=chunk))
 
     def close(self, metadata: Metadata) -> None:
         """Write the final facts, merged over the first ones, and close. Idempotent."""

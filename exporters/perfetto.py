@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from kvtrace.exporters.block import BlockEncoder
 from kvtrace.exporters.foreign import chunks_of, pack_span, shown_ns
 from kvtrace.exporters.foreign_events import ForeignEvents
@@ -16,15 +14,14 @@ from kvtrace.exporters.layout import Layout, Track
 from kvtrace.exporters.packets import event_packet, flatten, wall_clock_packet
 from kvtrace.exporters.protocol import EventType
 from kvtrace.exporters.whole_blocks import BlockFile
-from kvtrace.tracer.batch import Batch
+from kvtrace.tracer.batch import NO_ROWS, Batch
 from kvtrace.tracer.formats import Metadata
-from kvtrace.tracer.schema import ABSENT, COLUMNS, CURRENT_SCHEMA_VERSION, INDEX
+from kvtrace.tracer.schema import ABSENT, CURRENT_SCHEMA_VERSION, INDEX
 
 __all__ = ["PerfettoWriter"]
 
 _ROWS_PER_BLOCK: Final = 16_384
 _CATEGORY: Final = "kvtrace"
-_NO_ROWS: Final = np.empty((0, len(COLUMNS)), np.int64)
 
 
 class PerfettoWriter:
@@ -44,7 +41,7 @@ class PerfettoWriter:
         started = metadata.get("started_unix_ns")
         clock = wall_clock_packet(started) if isinstance(started, int) and started > 0 else b""
         session = self._moment("session", 0, self._metadata)
-        self._append(Batch(_NO_ROWS, []), {"metadata": self._metadata}, clock + session)
+        self._append(Batch(NO_ROWS, []), {"metadata": self._metadata}, clock + session)
 
     def write(self, batch: Batch) -> None:
         """Append the batch; nothing is written for one that brings nothing new. Raises OSError."""
@@ -53,7 +50,7 @@ class PerfettoWriter:
         for spans in chunks_of(batch.foreign):
             facts = {"lost": self._lost, "foreign": [pack_span(span) for span in spans]}
             packets, tracks = self._foreign.encode(spans)
-            self._append(Batch(_NO_ROWS, []), facts, packets, tracks)
+            self._append(Batch(NO_ROWS, []), facts, packets, tracks)
 
     def close(self, metadata: Metadata) -> None:
         """Write the final facts, merged over the first ones, and close. Idempotent."""
@@ -62,7 +59,7 @@ class PerfettoWriter:
         try:
             final = {**self._metadata, **metadata}
             facts = {"lost": self._lost, "metadata": final, "closed": True}
-            self._append(Batch(_NO_ROWS, []), facts, self._moment("session end", self._latest_ns, final))
+            self._append(Batch(NO_ROWS, []), facts, self._moment("session end", self._latest_ns, final))
         finally:
             self._file.close()
 

@@ -12,22 +12,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import numpy as np
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import StatusCode
 
 from kvtrace.exporters.foreign import chunks_of
-from kvtrace.tracer.batch import AttributeValue, Batch, ForeignSpan, Moment
+from kvtrace.tracer.batch import NO_ROWS, AttributeValue, Batch, ForeignSpan, Moment
 from kvtrace.tracer.formats import Metadata, TraceWriter, find_writer
-from kvtrace.tracer.schema import COLUMNS
 
 __all__ = ["SessionSpanExporter", "Timeline", "TraceFileSpanExporter", "session_span_exporter", "to_foreign_span"]
 
 _log = logging.getLogger(__name__)
 
-_NO_ROWS: Final = np.empty((0, len(COLUMNS)), np.int64)
 _LOST: Final = "spans not exported"
 _STATUS: Final = {StatusCode.UNSET: "", StatusCode.OK: "ok", StatusCode.ERROR: "error"}
 
@@ -164,7 +161,7 @@ class TraceFileSpanExporter(_Exporter):
             writer = self._open(spans)
             foreign = [to_foreign_span(span, self._metadata["started_unix_ns"]) for span in spans]
             for chunk in chunks_of(foreign):
-                writer.write(Batch(_NO_ROWS, [], lost=dict(self._lost), foreign=chunk))
+                writer.write(Batch(NO_ROWS, [], lost=dict(self._lost), foreign=chunk))
                 written += len(chunk)
         except Exception:
             self._lost[_LOST] = self._lost.get(_LOST, 0) + len(spans) - written

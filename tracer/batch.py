@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtrace.tracer.schema import INDEX
+from kvtrace.tracer.schema import COLUMNS, INDEX
 
-__all__ = ["AttributeValue", "Batch", "ForeignSpan", "Moment", "Rows"]
+__all__ = ["NO_ROWS", "AttributeValue", "Batch", "ForeignSpan", "Moment", "Rows"]
 
 Rows = NDArray[np.int64]
 """Shape (rows, len(COLUMNS)), in the order of ``schema.COLUMNS``."""
+
+NO_ROWS: Final[Rows] = np.empty((0, len(COLUMNS)), dtype=np.int64)
 
 AttributeValue = bool | int | float | str
 

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from kvtrace.tracer.batch import AttributeValue, Batch, ForeignSpan, Rows
+from kvtrace.tracer.batch import NO_ROWS, AttributeValue, Batch, ForeignSpan, Rows
 from kvtrace.tracer.buffer import Buffer, Ledger, Row, can_be_row, to_rows
 from kvtrace.tracer.recorder import Strings
-from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX
+from kvtrace.tracer.schema import ABSENT, INDEX
 from kvtrace.tracer.sinks import Sink
 
 __all__ = ["Drain"]
@@ -20,7 +20,6 @@ _WAKE_S = 0.1
 _FLUSH_NS = 500_000_000
 _BLOCK_ROWS = 8192
 _MOST_BESIDE_ROWS = 50_000  # foreign spans, and descriptions of requests, that wait at most
-_NO_ROWS = np.empty((0, len(COLUMNS)), dtype=np.int64)
 
 _Details = tuple[int, dict[str, AttributeValue]]
 _Item = TypeVar("_Item")
@@ -136,7 +135,7 @@ class Drain:
         for request, attributes in described:
             details.setdefault(request, {}).update(attributes)
         if self._waiting or foreign or details:
-            rows = np.concatenate([_NO_ROWS, *self._waiting])
+            rows = np.concatenate([NO_ROWS, *self._waiting])
             self._waiting.clear()
             self._sink.write(Batch(rows, self._strings.table, details, self._ledger.snapshot(), foreign))
 

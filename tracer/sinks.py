@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from kvtrace.tracer.batch import Batch, Rows
+from kvtrace.tracer.batch import NO_ROWS, Batch, Rows
 from kvtrace.tracer.buffer import Ledger
 from kvtrace.tracer.formats import Metadata, TraceWriter
-from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX, LONG_KINDS
+from kvtrace.tracer.schema import ABSENT, INDEX, LONG_KINDS
 
 __all__ = ["FileSink", "MemorySink", "Sink"]
 
@@ -20,7 +20,6 @@ _LONG = sorted(int(kind) for kind in LONG_KINDS)
 _MEMORY_ROWS = 2_000_000  # 0.5 GB
 _PIECE_ROWS = 16_384
 _PIECE_FOREIGN = 4_096
-_NO_ROWS = np.empty((0, len(COLUMNS)), np.int64)
 
 
 class Sink(Protocol):
@@ -56,7 +55,7 @@ class FileSink:
             self._try(self._check_file)
         lost = self._ledger.snapshot()
         if lost != self._told:
-            self._try(lambda: self._writer.write(Batch(_NO_ROWS, self._strings, {}, lost)))
+            self._try(lambda: self._writer.write(Batch(NO_ROWS, self._strings, {}, lost)))
         self._try(lambda: self._writer.close({**metadata, "lost": lost}))
         if self._file is not None:
             os.close(self._file)
@@ -101,7 +100,7 @@ def _pieces(batch: Batch) -> Iterator[Batch]:
         details = {}
     for first in range(0, len(batch.foreign), _PIECE_FOREIGN):
         foreign = batch.foreign[first : first + _PIECE_FOREIGN]
-        yield Batch(_NO_ROWS, batch.strings, details, batch.lost, foreign)
+        yield Batch(NO_ROWS, batch.strings, details, batch.lost, foreign)
         details = {}
 
 

@@ -30,7 +30,7 @@ def stream_hook(recorder: Recorder, models: Models, original: Generator) -> Gene
         if recorder.emit is None:
             yield from original(*args, **kwargs)
             return
-        request = _open(recorder, models, original, args, kwargs)
+        request = _open(recorder, models, _bound(original, args, kwargs))
         last = None
         try:
             for last in _run(recorder, request, original(*args, **kwargs)):
@@ -51,8 +51,9 @@ def step_hook(recorder: Recorder, models: Models, original: Generator) -> Genera
             return
         outer = recorder.local.state.request
         is_joined = outer is not None and not outer.is_stepping
-        request = outer if is_joined else _open(recorder, models, original, args, kwargs)
-        _begin_steps(recorder, models, request, original, args, kwargs)
+        arguments = _bound(original, args, kwargs)
+        request = outer if is_joined else _open(recorder, models, arguments)
+        _begin_steps(recorder, models, request, arguments)
         try:
             for item in _run(recorder, request, original(*args, **kwargs)):
                 _guard(recorder, request, "hand_out")
@@ -90,16 +91,13 @@ def _bound(original: Generator, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """The arguments by name, those of ``**kwargs`` among them; a wrong call is the original's to refuse."""
     try:
         arguments = inspect.signature(original).bind_partial(*args, **kwargs).arguments
-    except TypeError:
+    except (TypeError, ValueError):
         return {}
     return {**arguments, **arguments.get("kwargs", {})}
 
 
-def _open(
-    recorder: Recorder, models: Models, original: Generator, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Request | None:
+def _open(recorder: Recorder, models: Models, arguments: dict[str, Any]) -> Request | None:
     try:
-        arguments = _bound(original, args, kwargs)
         model = arguments.get("model")
         models.hook(model)
         request = Request(recorder, recorder.local.state, models.name_of(model), "text_completion")
@@ -111,19 +109,11 @@ def _open(
         return None
 
 
-def _begin_steps(
-    recorder: Recorder,
-    models: Models,
-    request: Request | None,
-    original: Generator,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
+def _begin_steps(recorder: Recorder, models: Models, request: Request | None, arguments: dict[str, Any]) -> None:
     if request is None:
         return
     try:
         request.is_stepping = True
-        arguments = _bound(original, args, kwargs)
         for model in (arguments.get("model"), arguments.get("draft_model")):
             if model is not None:
                 models.hook(model)

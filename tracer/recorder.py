@@ -10,16 +10,20 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Final, Protocol
 
-from kvtrace.tracer.accounting import Account, account_for
+from kvtrace.tracer.accounting import Account
+from kvtrace.tracer.accounts import account_for
 from kvtrace.tracer.batch import AttributeValue
 from kvtrace.tracer.buffer import CallHead, LeafHead, Row
 from kvtrace.tracer.clock import Clock
 from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX, Kind, Timing
 
-__all__ = ["CALL_STEP", "Leaf", "Listener", "Recorder", "Strings", "ThreadState"]
+__all__ = ["CALL_STEP", "CALL_TIMING", "Follower", "Leaf", "Listener", "Recorder", "Strings", "ThreadState"]
 
 CALL_STEP: Final = 2
 """Place of the step in a CallHead."""
+
+CALL_TIMING: Final = 4
+"""Place of the timing in a CallHead."""
 
 _NO_LEAF: LeafHead = (ABSENT, ABSENT, ABSENT, ABSENT, ABSENT)
 _AFTER_END = INDEX["end_ns"] + 1
@@ -38,6 +42,12 @@ class Listener(Protocol):
 
     def describe(self, request: int, details: dict[str, AttributeValue]) -> None:
         """Takes attributes of a request; called before the row that needs them."""
+
+
+class Follower(Protocol):
+    """Keeps what it needs of a recorder at hand, and is told when that changes."""
+
+    def follow(self, recorder: "Recorder") -> None: ...
 
 
 class Strings:
@@ -69,8 +79,10 @@ class Leaf:
         "cache_class",
         "capacity",
         "fetched",
+        "handed_out",
         "head",
         "is_placed",
+        "next_position",
         "number",
         "position",
         "reference",
@@ -93,6 +105,8 @@ class Leaf:
         self.signature = 0
         self.capacity = self.unit = self.unit_fp16 = self.allocated = 0
         self.resident = self.baseline = self.servable = self.position = 0
+        self.handed_out = 0  # bytes of K and V that a stranger's last update returned
+        self.next_position = 0  # where a stranger's next update must begin for its positions to mean anything
         self.batch = 1
         self.step = ABSENT
 
@@ -130,7 +144,10 @@ class Leaf:
         """Take the whole state anew, as after an operation that replaced the buffers."""
         self.remeasure(cache)
         self.position, self.servable = self.account.look(cache)
-        if self.servable == ABSENT:
+        self.next_position = self.position
+        if self.account.is_stranger:
+            self.resident = self.baseline = ABSENT  # until an update shows what it hands out
+        elif self.servable == ABSENT:
             self.resident, self.baseline = self.allocated, ABSENT
         else:
             self.resident = self.servable * self.unit
@@ -178,17 +195,21 @@ class Recorder:
         self.states: weakref.WeakSet[ThreadState] = weakref.WeakSet()
         self.hook_failures = 0
         self.last_failure = ""
+        self.leaves: dict[int, Leaf] = {}
+        self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         self._forget()
 
     def _forget(self) -> None:
         """Start numbering anew: a session that begins alone counts from 0."""
         self.strings = Strings()
         self._threads: dict[str, int] = {}
-        self.leaves: dict[int, Leaf] = {}
+        self.leaves.clear()
         self._cache_numbers = count()
         self.next_step = count().__next__
         self.next_request = count().__next__
         self.local = _Local(self)
+        for follower in list(self.followers):
+            follower.follow(self)
 
     def listen(self, listener: Listener) -> None:
         with self._lock:
@@ -212,6 +233,8 @@ class Recorder:
     def _connect(self, listeners: tuple[Listener, ...]) -> None:
         self._listeners = listeners
         self.is_evaluated = any(listener.timing is Timing.EVALUATED for listener in listeners)
+        for follower in list(self.followers):
+            follower.follow(self)
         for state in list(self.states):
             if not state.is_forward:
                 state.head = state.idle_head(self.timing)

@@ -99,6 +99,14 @@ class Timing(IntEnum):
     def label(self) -> str:
         return self.name.lower()
 
+    @classmethod
+    def of(cls, label: str) -> "Timing":
+        """The mode of that label. Raises ValueError, and says which there are."""
+        for timing in cls:
+            if timing.label == label:
+                return timing
+        raise ValueError(f"unknown timing {label!r}: choose one of {', '.join(timing.label for timing in cls)}")
+
 
 @dataclass(frozen=True, slots=True)
 class Column:

@@ -228,12 +228,12 @@ def record(
     return Session(path, timing=timing, overwrite=overwrite, model=model)
 
 
-def _timing(name: str) -> Timing:
-    for timing in Timing:
-        if timing.label == name:
-            return timing
-    choices = ", ".join(timing.label for timing in Timing)
-    raise SessionError(f"unknown timing {name!r}", f"choose one of {choices}")
+def _timing(label: str) -> Timing:
+    try:
+        return Timing.of(label)
+    except ValueError as error:
+        message, _, hint = str(error).partition(": ")
+        raise SessionError(message, hint) from None
 
 
 def _view(name: str) -> Callable[[Any], Any]:

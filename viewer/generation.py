@@ -13,6 +13,9 @@ import mlx_lm
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
+from kvtrace.tracer.methods import quantization
+from kvtrace.tracer.methods.method import MethodError
+from kvtrace.tracer.methods.registry import ChosenMethod
 from kvtrace.tracer.models import LoadedModel, load_model, prepare_prompt, synthetic_prompt
 from kvtrace.viewer.commands.options import RunOptions
 from kvtrace.viewer.errors import CommandError
@@ -39,6 +42,7 @@ class Job:
     options: RunOptions
     loaded: LoadedModel
     prompt: list[int]
+    method: ChosenMethod | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -49,7 +53,9 @@ class Job:
         return notes
 
     def make_cache(self) -> list[Any] | None:
-        """What the prompt cache file holds, afresh; None lets mlx-lm make an empty one."""
+        """What the prompt cache file holds or the method makes, afresh; None lets mlx-lm make an empty one."""
+        if self.method is not None:
+            return self.method.make_caches(self.loaded.model)
         if self.options.prompt_cache_file is None:
             return None
         return _load_cache(self.options.prompt_cache_file)[0]
@@ -58,13 +64,16 @@ class Job:
 def prepare(options: RunOptions, text: str | None) -> Job:
     """Load and check. ``text`` is the prompt, None for a synthetic one.
 
-    Raises ModelError, PromptError or CommandError, each with a hint.
+    Raises MethodError, ModelError, PromptError or CommandError, each with a hint.
     """
+    method = options.choose_method()
     name = options.model or "demo"
     if options.prompt_cache_file is not None:
         name = _model_of_cache(options, _load_cache(options.prompt_cache_file)[1])
     loaded = load_model(name, adapter_path=options.adapter_path, trust_remote_code=options.trust_remote_code)
-    job = Job(options, loaded, _tokens_of_prompt(options, loaded.tokenizer, text))
+    job = Job(options, loaded, _tokens_of_prompt(options, loaded.tokenizer, text), method)
+    if method is not None:
+        method.check(loaded.model)
     if options.kv_bits is not None:
         check_quantization(loaded.model, options.kv_bits, options.kv_group_size, job.make_cache())
     return job
@@ -112,35 +121,16 @@ def check_quantization(model: Any, bits: int, group_size: int, cache: list[Any] 
         raise CommandError(
             "--kv-bits or --kv-group-size does not match the prompt cache", "use those that it was made with"
         )
-    token = mx.array([[0]])
-    model(token, cache=caches)
-    sizes = sorted({size for leaf in caches for size in _head_sizes(leaf)})
     try:
-        quantized = [_quantize(leaf, bits, group_size) for leaf in caches]
-        model(token, cache=quantized)
-    except Exception as error:
-        raise _explain(error, sizes, bits, group_size) from error
-
-
-def _head_sizes(leaf: Any) -> list[int]:
-    arrays = [getattr(leaf, "keys", None), getattr(leaf, "values", None)]
-    return [array.shape[-1] for array in arrays if isinstance(array, mx.array)]
+        quantization.check_quantization(
+            model, caches, lambda plain: [_quantize(leaf, bits, group_size) for leaf in plain], bits, group_size
+        )
+    except MethodError as error:
+        raise CommandError(error.message, error.hint) from error
 
 
 def _quantize(leaf: Any, bits: int, group_size: int) -> Any:
     return leaf.to_quantized(group_size=group_size, bits=bits) if hasattr(leaf, "to_quantized") else leaf
-
-
-def _explain(error: Exception, head_sizes: list[int], bits: int, group_size: int) -> CommandError:
-    if isinstance(error, NotImplementedError):
-        return CommandError("mlx-lm cannot quantize this model's rotating caches", "leave out --kv-bits")
-    sizes = " and ".join(map(str, head_sizes))
-    if any(size % group_size for size in head_sizes):
-        fitting = [str(group) for group in (128, 64, 32) if not any(size % group for size in head_sizes)]
-        hint = f"use --kv-group-size {fitting[0]}" if fitting else "leave out --kv-bits"
-        return CommandError(f"heads of size {sizes} do not divide into groups of {group_size}", hint)
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return CommandError(f"heads of size {sizes} can't be quantized to {bits} bits: {reason}", "use --kv-bits 4 or 8")
 
 
 def generate(job: Job, on_prefill: OnPrefill | None = None, on_text: OnText | None = None) -> Generation:

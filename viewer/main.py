@@ -17,6 +17,7 @@ _COMMANDS: Mapping[str, str] = {
     "info": "Say what a trace holds: what ran, counts, losses, damage, size.",
     "check": "Check that a recording is whole and right; exit status 1 if not.",
     "convert": "Write a trace in another format; salvage a damaged one.",
+    "methods": "List the cache methods that a model can run with, and their options.",
 }
 """Name -> help in one line; the command is ``command`` in ``kvtrace.viewer.commands.<name>``."""
 

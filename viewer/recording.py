@@ -97,7 +97,9 @@ def _facts(job: Job) -> dict[str, Any]:
         names += ["kv_bits", "kv_group_size", "quantized_kv_start"]
     values = {name: getattr(job.options, name) for name in names}
     known = {name: value for name, value in values.items() if value is not None}
-    return {"model_path": job.loaded.path, "prompt_tokens": len(job.prompt), **known}
+    method = {} if job.method is None else job.method.describe()
+    said = {name: value for name, value in method.items() if value not in (None, {})}
+    return {"model_path": job.loaded.path, "prompt_tokens": len(job.prompt), **known, **said}
 
 
 def _losses_of(session: Session) -> list[str]:

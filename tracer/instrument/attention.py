@@ -4,7 +4,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.tracer.instrument.events import as_built, evaluate, wait_for_inputs
+from kvtrace.tracer.instrument.events import evaluate, timed, wait_for_inputs
+from kvtrace.tracer.instrument.layers import unwrapped
 from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
 from kvtrace.tracer.schema import ABSENT, Kind
 
@@ -38,7 +39,7 @@ def attend_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
                 wait_for_inputs(recorder, state, leaf, (queries, keys, values))
             start = now()
             result = original(queries, keys, values, cache, scale, mask, sinks)
-            is_built_only = is_evaluated and not evaluate(result)
+            is_evaluated = is_evaluated and evaluate(result)
             end = now()
         finally:
             state.is_busy = False
@@ -46,8 +47,8 @@ def attend_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
             head, position = (leaf.head, leaf.position) if leaf is not None else (state.model_head, ABSENT)
             shape = queries.shape
             values_seen = (_ATTEND, start, end, position, shape[-2], shape[0], ABSENT, ABSENT, _payload(keys, values))
-            call = as_built(state.head) if is_built_only else state.head
-            emit((call, head, values_seen + _NO_CHANGE))
+            call = state.head
+            emit((call if call[4] == is_evaluated else timed(call, is_evaluated), head, values_seen + _NO_CHANGE))
             state.last_end_ns = end
         except Exception as error:
             recorder.failed(error)
@@ -73,6 +74,8 @@ def _owner(recorder: Recorder, state: ThreadState, keys: Any, cache: Any, leaf: 
     computed anew from what a cache handed out belong to the cache they come with; of a CacheList, to the leaf that
     holds K and V: what indexes them, or a running state, stands behind it.
     """
+    if leaf is None and (leaf := recorder.leaves.get(id(unwrapped(cache)))) is not None and state.owns_each_layer:
+        return leaf
     array = keys[0] if type(keys) is tuple or type(keys) is list else keys
     for candidate in (leaf, *state.leaves):
         if candidate is not None and candidate.fetched is not None and candidate.fetched() is array:

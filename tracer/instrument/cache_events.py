@@ -6,26 +6,29 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtrace.tracer.instrument.events import emit_event, evaluate, meet, wait_for_inputs
-from kvtrace.tracer.instrument.layers import find_layer
+from kvtrace.tracer.instrument.layers import find_layer, unwrapped
 from kvtrace.tracer.recorder import CALL_STEP, Leaf, Recorder, ThreadState
 from kvtrace.tracer.schema import ABSENT, Kind
 
 __all__ = ["HOOKS", "hand_out_hook"]
 
 Method = Callable[..., Any]
-Report = Callable[[Leaf, int, int], dict[str, int] | None]
-"""Columns for what changed, from the leaf as it is now and from its servable tokens and slots before; None: nothing."""
+Report = Callable[[Leaf, int, int, Any], dict[str, int] | None]
+"""Columns for what changed, from the leaf as it is now, its servable tokens and slots before, and what the method
+returned; None: nothing changed."""
 
 
-def _trimmed(leaf: Leaf, servable: int, slots: int) -> dict[str, int] | None:
+def _trimmed(leaf: Leaf, servable: int, slots: int, result: Any) -> dict[str, int] | None:
+    if leaf.account.is_stranger:
+        return {"tokens": result} if type(result) is int and result > 0 else {}
     return {"tokens": servable - leaf.servable} if servable > leaf.servable else None
 
 
-def _evicted(leaf: Leaf, servable: int, slots: int) -> dict[str, int] | None:
+def _evicted(leaf: Leaf, servable: int, slots: int, result: Any) -> dict[str, int] | None:
     return {"evicted": servable - leaf.servable} if servable > leaf.servable else None
 
 
-def _moved(leaf: Leaf, servable: int, slots: int) -> dict[str, int] | None:
+def _moved(leaf: Leaf, servable: int, slots: int, result: Any) -> dict[str, int] | None:
     return {"moved": leaf.slots - slots} if leaf.servable != ABSENT else {}
 
 
@@ -42,7 +45,7 @@ def _change_hook(kind: Kind, report: Report, recorder: Recorder, original: Metho
             start = recorder.now()
             result = original(self, *args, **kwargs)
             if leaf:
-                _settle(recorder, state, leaf, self, kind, start, lambda now: report(now, servable, slots))
+                _settle(recorder, state, leaf, self, kind, start, lambda now: report(now, servable, slots, result))
             return result
 
     return changed
@@ -83,7 +86,7 @@ class _Outermost:
 
 def _met(recorder: Recorder, state: ThreadState, cache: Any) -> Leaf | None:
     try:
-        return meet(recorder, state, cache)
+        return meet(recorder, state, unwrapped(cache))
     except Exception as error:
         recorder.failed(error)
         return None
@@ -122,10 +125,10 @@ def _adopt(recorder: Recorder, state: ThreadState, source: Leaf | None, cache: A
         recorder.failed(error)
         return
     report = _quantized if kind is Kind.QUANTIZE else _moved
-    _settle(recorder, state, leaf, cache, kind, start_ns, lambda now: report(now, 0, 0))
+    _settle(recorder, state, leaf, cache, kind, start_ns, lambda now: report(now, 0, 0, cache))
 
 
-def _quantized(leaf: Leaf, servable: int, slots: int) -> dict[str, int] | None:
+def _quantized(leaf: Leaf, servable: int, slots: int, result: Any) -> dict[str, int] | None:
     return {"moved": leaf.slots, "written": leaf.resident}
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import mlx.core as mx
 
 from kvtrace.tracer.instrument.cache_events import HOOKS, hand_out_hook
-from kvtrace.tracer.instrument.events import as_built, emit_event, evaluate, meet, reconcile, wait_for_inputs
+from kvtrace.tracer.instrument.events import emit_event, evaluate, meet, reconcile, timed, wait_for_inputs
 from kvtrace.tracer.instrument.layers import find_layer
 from kvtrace.tracer.instrument.patches import Patches
-from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
+from kvtrace.tracer.instrument.strangers import evaluate_inside, record_stranger
+from kvtrace.tracer.recorder import CALL_TIMING, Leaf, Recorder, ThreadState
 from kvtrace.tracer.schema import ABSENT, Kind
 
 __all__ = ["hook_cache_class", "hook_handing_out", "update_hook"]
@@ -65,11 +66,16 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
         try:
             try:
                 leaf = recorder.leaves.get(id(self)) or meet(recorder, state, self)
-                if not leaf.is_placed:
+                if state.layers and not leaf.is_placed:
                     find_layer(state, leaf)
                 account = leaf.account
-                position, before = account.look(self)
-                mark = account.mark(self) if account.copies_always else None
+                serves_offset = account.serves_offset
+                if serves_offset:
+                    position = before = self.offset
+                    mark = None
+                else:
+                    position, before = account.look(self)
+                    mark = account.mark(self) if account.copies_always else None
                 if before != leaf.servable:
                     reconcile(recorder, state, leaf, self)
                 is_evaluated = recorder.is_evaluated
@@ -80,31 +86,39 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
                 return original(self, keys, values)
             start = now()
             result = original(self, keys, values)
-            is_built_only = is_evaluated and not evaluate(result)
+            is_evaluated = is_evaluated and evaluate(result)
             end = now()
         finally:
             state.is_busy = False
         try:
-            servable = account.look(self)[1]
-            tokens = keys.shape[-2]
-            copied = 0
-            if account.copies_always or account.signature(self) != leaf.signature:
-                copied = _resize(recorder, state, leaf, self, (tokens, position, before, mark))
-            if servable == ABSENT:
-                _emit_uncounted(
-                    recorder, state, leaf, start, end, position=position, tokens=tokens, batch=keys.shape[0]
-                )
-                return result
-            evicted = before + tokens - servable
-            if evicted < 0:
-                emit_event(recorder, state, leaf, Kind.UNTRIM, start, start, tokens=-evicted)
+            call = state.head
+            if call[CALL_TIMING] != is_evaluated:
+                call = timed(call, is_evaluated)
+            if serves_offset:
+                servable = self.offset
+                tokens = servable - position
                 evicted = 0
+                may_copy = account.signature(self) != leaf.signature
+            else:
+                after, servable = account.look(self)
+                tokens = after - position
+                if servable == ABSENT or (account.is_guess and not _is_right(leaf, self, result, keys, position)):
+                    if is_evaluated:
+                        end += evaluate_inside(recorder, self)
+                    record_stranger(recorder, state, leaf, call, self, result, keys.shape, (start, end, position))
+                    return result
+                evicted = before + tokens - servable
+                if evicted < 0:
+                    emit_event(recorder, state, leaf, Kind.UNTRIM, start, start, tokens=-evicted)
+                    evicted = 0
+                may_copy = account.copies_always or account.signature(self) != leaf.signature
+            copied = _resize(recorder, state, leaf, self, (tokens, position, before, mark)) if may_copy else 0
             unit = leaf.unit
             leaf.position = position
             leaf.servable = servable
             leaf.resident = resident = servable * unit
             leaf.baseline = baseline = servable * leaf.unit_fp16
-            if not state.owns_each_layer:
+            if state.leaves and not state.owns_each_layer:
                 handed_out = result[0]
                 leaf.fetched = reference(handed_out if type(handed_out) is mx.array else handed_out[0])
             # fmt: off
@@ -113,13 +127,23 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
                 resident, leaf.allocated, baseline, servable, evicted, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT,
             )
             # fmt: on
-            emit((as_built(state.head) if is_built_only else state.head, leaf.head, values))
+            emit((call, leaf.head, values))
             state.last_end_ns = end
         except Exception as error:
             recorder.failed(error)
         return result
 
     return update_and_fetch
+
+
+def _is_right(leaf: Leaf, cache: Any, result: Any, keys: Any, position: int) -> bool:
+    """Whether a class that derives from a known one did what its base does."""
+    account = leaf.account
+    try:
+        is_changed = account.signature(cache) != leaf.signature
+        return account.is_right(cache, result, position, keys.shape[-2], is_changed)
+    except Exception:  # what it hands out is nothing that its base would
+        return False
 
 
 def _resize(recorder: Recorder, state: ThreadState, leaf: Leaf, cache: Any, before: tuple[int, int, int, Any]) -> int:
@@ -140,14 +164,3 @@ def _emit_moment(recorder: Recorder, state: ThreadState, leaf: Leaf, kind: Kind,
     if recorder.emit is not None:
         now = recorder.now()
         recorder.emit(recorder.row(state, kind, now, now, leaf_head=leaf.head, batch=leaf.batch, **columns))
-
-
-def _emit_uncounted(
-    recorder: Recorder, state: ThreadState, leaf: Leaf, start_ns: int, end_ns: int, **columns: int
-) -> None:
-    """A cache whose tokens kvtrace can't count: what was handed in is known, and what it says of its own size."""
-    leaf.position = columns["position"]
-    if recorder.emit is not None:
-        columns["allocated"] = leaf.allocated
-        recorder.emit(recorder.row(state, Kind.UPDATE_AND_FETCH, start_ns, end_ns, leaf_head=leaf.head, **columns))
-    state.last_end_ns = end_ns

@@ -5,10 +5,10 @@ from typing import Any
 import mlx.core as mx
 
 from kvtrace.tracer.buffer import CallHead
-from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
+from kvtrace.tracer.recorder import CALL_TIMING, Leaf, Recorder, ThreadState
 from kvtrace.tracer.schema import ABSENT, Kind, Timing
 
-__all__ = ["as_built", "emit_event", "evaluate", "meet", "reconcile", "wait_for_inputs"]
+__all__ = ["emit_event", "evaluate", "meet", "reconcile", "timed", "wait_for_inputs"]
 
 
 def meet(
@@ -64,9 +64,9 @@ def evaluate(arrays: Any) -> bool:
     return True
 
 
-def as_built(head: CallHead) -> CallHead:
-    """The columns of an operation that could not be evaluated: its duration is graph building."""
-    return (*head[:4], int(Timing.GRAPH_BUILD))
+def timed(head: CallHead, is_evaluated: bool) -> CallHead:
+    """The columns of a call whose duration is not what its session asked for: evaluated where it was, else built."""
+    return (*head[:4], int(Timing.EVALUATED if is_evaluated else Timing.GRAPH_BUILD))
 
 
 def wait_for_inputs(recorder: Recorder, state: ThreadState, leaf: Leaf | None, arrays: Any) -> None:
@@ -75,5 +75,5 @@ def wait_for_inputs(recorder: Recorder, state: ThreadState, leaf: Leaf | None, a
     is_done = evaluate(arrays)
     end = recorder.now()
     if is_done and recorder.emit is not None:
-        head = leaf.head if leaf is not None else None
-        recorder.emit(recorder.row(state, Kind.UPSTREAM, start, end, leaf_head=head))
+        call, head, values = recorder.row(state, Kind.UPSTREAM, start, end, leaf_head=leaf.head if leaf else None)
+        recorder.emit((call if call[CALL_TIMING] else timed(call, True), head, values))

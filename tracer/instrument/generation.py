@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kvtrace.tracer.accounting import account_for
+from kvtrace.tracer.accounts import account_for
 from kvtrace.tracer.instrument.forward import Models
 from kvtrace.tracer.instrument.layers import iter_leaves
 from kvtrace.tracer.instrument.requests import Request

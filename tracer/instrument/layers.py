@@ -6,9 +6,14 @@ from typing import Any
 
 from kvtrace.tracer.recorder import Leaf, ThreadState
 
-__all__ = ["find_layer", "iter_leaves", "layer_indices"]
+__all__ = ["find_layer", "iter_leaves", "layer_indices", "unwrapped"]
 
 _MAX_FRAMES = 40
+
+
+def unwrapped(cache: Any) -> Any:
+    """The cache itself, of one in a profiler or another transparent proxy."""
+    return getattr(cache, "__wrapped__", cache)
 
 
 def iter_leaves(caches: Any) -> Iterator[tuple[str, Any]]:
@@ -18,7 +23,7 @@ def iter_leaves(caches: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(inner, list | tuple):
             yield from ((f"{place}.{slot}", leaf) for slot, leaf in iter_leaves(inner))
         elif cache is not None:
-            yield str(place), cache
+            yield str(place), unwrapped(cache)
 
 
 def layer_indices(model: Any) -> dict[int, int]:

@@ -12,13 +12,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvtrace.exporters.spans import TraceFileSpanExporter, session_span_exporter
     from kvtrace.tracer.instrument import instrument, uninstrument
+    from kvtrace.tracer.profiling.mlx_cache import MLXCacheProfiler
+    from kvtrace.tracer.profiling.profile import LayerProfile, ProfileReport, profile_layers
+    from kvtrace.tracer.profiling.standalone import KVCacheProfiler
     from kvtrace.tracer.session import Session, record
+    from kvtrace.viewer.render.profile import format_profile_table
 
 __all__ = [
+    "KVCacheProfiler",
+    "LayerProfile",
+    "MLXCacheProfiler",
+    "ProfileReport",
     "Session",
     "TraceFileSpanExporter",
     "__version__",
+    "format_profile_table",
     "instrument",
+    "profile_layers",
     "record",
     "session_span_exporter",
     "uninstrument",
@@ -26,9 +36,15 @@ __all__ = [
 
 # Imported on first use: `kvtrace --help` and the commands that only read a trace load neither mlx nor OpenTelemetry.
 _HOMES = {
+    "KVCacheProfiler": "kvtrace.tracer.profiling.standalone",
+    "LayerProfile": "kvtrace.tracer.profiling.profile",
+    "MLXCacheProfiler": "kvtrace.tracer.profiling.mlx_cache",
+    "ProfileReport": "kvtrace.tracer.profiling.profile",
     "Session": "kvtrace.tracer.session",
     "TraceFileSpanExporter": "kvtrace.exporters.spans",
+    "format_profile_table": "kvtrace.viewer.render.profile",
     "instrument": "kvtrace.tracer.instrument",
+    "profile_layers": "kvtrace.tracer.profiling.profile",
     "record": "kvtrace.tracer.session",
     "session_span_exporter": "kvtrace.exporters.spans",
     "uninstrument": "kvtrace.tracer.instrument",

@@ -5,11 +5,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvtrace.viewer.errors import CommandError
+
+if TYPE_CHECKING:
+    from kvtrace.tracer.methods.registry import ChosenMethod
 
 __all__ = ["RunOptions", "model_options"]
 
@@ -36,6 +39,9 @@ class RunOptions:
     kv_group_size: int
     quantized_kv_start: int
     prefill_step_size: int
+    method: str | None
+    bits: int | None
+    settings: tuple[str, ...]
 
     def check(self) -> None:
         """Refuse, before anything is loaded, what can't be run. Raises CommandError."""
@@ -50,6 +56,31 @@ class RunOptions:
             )
         if self.prompt_cache_file is not None and not Path(self.prompt_cache_file).is_file():
             raise CommandError(f"no prompt cache {self.prompt_cache_file!r}", "make one with mlx_lm.cache_prompt")
+        self._check_method()
+
+    def _check_method(self) -> None:
+        """A cache method excludes mlx-lm's options that choose the cache; what sets a method needs one."""
+        if self.method is None:
+            given = {"--bits": self.bits is not None, "--set": bool(self.settings)}
+            for option in (option for option, is_given in given.items() if is_given):
+                raise CommandError(f"{option} needs a cache method: --method", f"for example {_EXAMPLES[option]}")
+            return
+        instead = {
+            "--kv-bits": (self.kv_bits, f"use --method quantized --bits {self.kv_bits}"),
+            "--max-kv-size": (self.max_kv_size, f"use --method rotating --set max_size={self.max_kv_size}"),
+            "--prompt-cache-file": (self.prompt_cache_file, "leave one out: a prompt cache brings its caches along"),
+        }
+        for option, (value, hint) in instead.items():
+            if value is not None:
+                raise CommandError(f"--method and {option} exclude each other", hint)
+
+    def choose_method(self) -> "ChosenMethod | None":
+        """The cache method with its settings; None without one. Loads plug-ins, no model. Raises MethodError."""
+        if self.method is None:
+            return None
+        from kvtrace.tracer.methods.registry import choose_method
+
+        return choose_method(self.method, self.bits, self.settings)
 
     def read_prompt(self) -> str | None:
         """The prompt's text, from wherever it comes; None for a synthetic one. Raises CommandError when it is empty."""
@@ -80,6 +111,7 @@ def _as_int(_: click.Context, __: click.Parameter, value: str | None) -> int | N
     return None if value is None else int(value)
 
 
+_EXAMPLES = {"--bits": "--method quantized --bits 4", "--set": "--method rotating --set max_size=1024"}
 _COUNT = click.IntRange(min=1)
 _OPTIONS = [
     click.option(
@@ -157,6 +189,15 @@ _OPTIONS = [
         show_default=True,
         metavar="N",
         help="Process so many prompt tokens at a time.",
+    ),
+    click.option("--method", metavar="NAME", help="Make the caches by this method; `kvtrace methods` lists them."),
+    click.option("--bits", type=_COUNT, metavar="N", help="Bits a number takes in the caches of --method."),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="FIELD=VALUE",
+        help="Set an option of --method; repeat it for several. `kvtrace methods NAME` lists them.",
     ),
 ]
 

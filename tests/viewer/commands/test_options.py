@@ -12,7 +12,7 @@ from mlx_lm.generate import setup_arg_parser
 
 from kvtrace.viewer.commands.options import RunOptions, model_options
 from kvtrace.viewer.errors import CommandError
-from kvtrace.viewer.main import LazyGroup
+from kvtrace.viewer.main import cli
 
 
 def parse(*args: str) -> RunOptions:
@@ -28,7 +28,7 @@ def parse(*args: str) -> RunOptions:
     return given[0]
 
 
-OURS = {"prompt_file", "prompt_tokens"}
+OURS = {"prompt_file", "prompt_tokens", "method", "bits", "settings"}
 if version("mlx-lm").startswith("0.31."):
     OURS.add("prefill_step_size")  # an option of its functions only, before 0.32
 
@@ -46,6 +46,7 @@ def test_names_short_names_and_defaults_are_those_of_mlx_lm() -> None:
     defaults = {name: getattr(parse(), name) for name in RunOptions.__dataclass_fields__}
     expected: dict[str, Any] = {name: theirs[name].default for name in defaults if name not in OURS}
     own = {"prompt": None, "prompt_file": None, "prompt_tokens": None, "prefill_step_size": 2048}
+    own |= {"method": None, "bits": None, "settings": ()}
     assert defaults == {**expected, **own}
     assert parse().read_prompt() == theirs["prompt"].default
 
@@ -75,7 +76,54 @@ def test_every_option_arrives() -> None:
         kv_group_size=32,
         quantized_kv_start=0,
         prefill_step_size=16,
+        method=None,
+        bits=None,
+        settings=(),
     )
+
+
+def test_every_option_of_a_method_arrives() -> None:
+    options = parse("--method", "kivi", "--bits", "4", "--set", "kivi_group_size=16", "--set", "kivi_group_size=8")
+    assert (options.method, options.bits) == ("kivi", 4)
+    assert options.settings == ("kivi_group_size=16", "kivi_group_size=8")
+
+
+def test_a_method_is_chosen_by_its_options() -> None:
+    assert parse("--kv-bits", "4").choose_method() is None
+    chosen = parse("--method", "quantized", "--bits", "4", "--set", "group_size=32").choose_method()
+    assert chosen is not None
+    assert (chosen.method.name, chosen.bits, chosen.settings) == ("quantized", 4, {"bits": 4, "group_size": 32})
+
+
+@pytest.mark.parametrize(
+    ("args", "message", "hint"),
+    [
+        (
+            *(["--method", "kv", "--kv-bits", "4"], "--method and --kv-bits exclude each other"),
+            "use --method quantized --bits 4",
+        ),
+        (
+            *(["--method", "kv", "--max-kv-size", "64"], "--method and --max-kv-size exclude each other"),
+            "use --method rotating --set max_size=64",
+        ),
+        (
+            *(
+                ["--method", "kv", "--prompt-cache-file", __file__],
+                "--method and --prompt-cache-file exclude each other",
+            ),
+            "leave one out: a prompt cache brings its caches along",
+        ),
+        (["--bits", "4"], "--bits needs a cache method: --method", "for example --method quantized --bits 4"),
+        (
+            *(["--set", "max_size=9"], "--set needs a cache method: --method"),
+            "for example --method rotating --set max_size=1024",
+        ),
+    ],
+)
+def test_methods_and_what_they_exclude(args: list[str], message: str, hint: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        parse(*args)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +141,7 @@ def test_every_option_arrives() -> None:
         ["--kv-bits", "7"],
         ["--kv-group-size", "48"],
         ["--max-tokens", "many"],
+        ["--bits", "0"],
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(args: list[str]) -> None:
@@ -145,10 +194,7 @@ def test_prompts_that_say_nothing_are_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_refusal_reaches_the_user_as_one_line() -> None:
-    @click.group(cls=LazyGroup)
-    def group() -> None: ...
-
-    result = CliRunner().invoke(group, ["record", "--max-kv-size", "9", "--kv-bits", "4"])
+    result = CliRunner().invoke(cli, ["record", "--max-kv-size", "9", "--kv-bits", "4"])
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
         "Error: --max-kv-size and --kv-bits exclude each other: mlx-lm cannot quantize rotating caches",

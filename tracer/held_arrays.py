@@ -1,0 +1,88 @@
+"""The arrays that an object of an unknown class holds, found by looking, not by asking it.
+
+A cache of a third party may keep its tokens anywhere: in attributes, lists, small objects of its own. What it says of
+its size may leave some of that out, so sizes are taken of the arrays themselves.
+"""
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+__all__ = ["allocated_bytes", "held_arrays", "token_bytes"]
+
+_MOST_OBJECTS: Final = 20_000
+_MOST_LEVELS: Final = 8
+
+_MAPPINGS: Final = {dict, OrderedDict, defaultdict}
+_SEQUENCES: Final = {list, tuple, set, frozenset, deque}
+_LEAVES: Final = {str, bytes, int, float, bool, complex, type(None), range, slice}
+_NOT_DATA: Final = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
+
+
+def held_arrays(owner: Any) -> list[Any] | None:
+    """Every array (MLX's or NumPy's) that can be reached from an object, each once; None if there is too much to see.
+
+    Models are not entered (they are dictionaries of a class of their own): their weights are not the cache's.
+    """
+    arrays: list[Any] = []
+    seen: set[int] = set()
+    level = [owner]
+    for _ in range(_MOST_LEVELS):
+        below: list[Any] = []
+        for item in level:
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
+            if hasattr(item, "nbytes") and hasattr(item, "shape"):
+                arrays.append(item)
+            else:
+                below.extend(child for child in _children(item) if type(child) not in _LEAVES)
+        if not below:
+            return arrays
+        if len(seen) + len(below) > _MOST_OBJECTS:
+            return None
+        level = below
+    return arrays
+
+
+def _children(item: Any) -> Iterable[Any]:
+    cls = type(item)
+    if cls in _SEQUENCES:
+        return item  # type: ignore[no-any-return]
+    if cls in _MAPPINGS:
+        return item.values()  # type: ignore[no-any-return]
+    if isinstance(item, (*_NOT_DATA, dict)):
+        return ()
+    attributes = getattr(item, "__dict__", None)
+    values = list(attributes.values()) if type(attributes) is dict else []
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if not name.startswith("__") and hasattr(item, name):
+                values.append(getattr(item, name))
+    return values
+
+
+def allocated_bytes(arrays: Iterable[Any]) -> int:
+    """Logical bytes of some arrays."""
+    return sum(int(array.nbytes) for array in arrays)
+
+
+def token_bytes(arrays: Iterable[Any], tokens: int, widths: Iterable[int]) -> int:
+    """Bytes of the arrays that have a place for each token, as far as ``tokens`` tokens a sequence fill them.
+
+    ``widths`` are the sizes of a key and of a value: a small square array of that size is a rotation or a basis, the
+    same for any number of tokens.
+    """
+    if tokens <= 0:
+        return 0
+    return sum(_filled(array, tokens, frozenset(widths)) for array in arrays)
+
+
+def _filled(array: Any, tokens: int, widths: frozenset[int]) -> int:
+    shape = array.shape
+    # Slots are the last axis but one of keys and values, the last one of scores and positions.
+    order = [*shape[-2:], *sorted(shape[:-2])]
+    places = [size for size in order if size >= tokens and not (len(shape) <= 2 and size in widths)]
+    return int(array.nbytes) * tokens // places[0] if places else 0

@@ -61,6 +61,7 @@ def _measure(leaf: Leaf, cache: Any, result: Any) -> None:
     leaf.allocated = ABSENT if arrays is None else allocated_bytes(arrays)
     leaf.resident = leaf.baseline = ABSENT
     leaf.handed_out = sum(array.nbytes for array in held_arrays(result) or ())
+    shapes: list[tuple[int, ...]]
     shapes = [getattr(part, "shape", ()) for part in result] if isinstance(result, tuple | list) else []
     if len(shapes) == 2 and all(len(shape) >= 2 for shape in shapes):
         leaf.fetched = weakref.ref(result[0])

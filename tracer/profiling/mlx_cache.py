@@ -65,7 +65,8 @@ class MLXCacheProfiler(CacheProxy):
         if _is_list(cache):
             return joined([self._self_leaf(place).profile() for place in range(len(cache.caches))])
         _look(tap, cache)
-        return tap.statistics.profile(tap.layer_id, tap.timing_asked)
+        profile: LayerProfile = tap.statistics.profile(tap.layer_id, tap.timing_asked)
+        return profile
 
     def __getitem__(self, key: Any) -> Any:
         """An item of the cache; a cache in a CacheList is profiled as well."""

@@ -84,7 +84,8 @@ class ProfileReport:
     @property
     def total_bytes_written(self) -> int | None:
         """Payload written, over all layers."""
-        return _sum(layer.bytes_written for layer in self.layers)
+        written: int | None = _sum(layer.bytes_written for layer in self.layers)
+        return written
 
     @property
     def total_memory_bytes(self) -> int:

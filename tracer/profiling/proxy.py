@@ -27,7 +27,7 @@ _NO_CACHES: Final = {mx.array, bool, int, float, str, type(None)}
 _proxy_classes: dict[tuple[type, type], type] = {}
 
 
-class CacheProxy(wrapt.ObjectProxy):  # type: ignore[misc]
+class CacheProxy(wrapt.ObjectProxy):  # type: ignore[misc, type-arg, unused-ignore]  # stubs since wrapt 2
     """What both profilers share. Names that begin with ``_self_`` are the wrapper's own, all others the cache's."""
 
     _self_measured: ClassVar[Mapping[str, Callable[..., Any]]] = {}

@@ -1,7 +1,7 @@
 """``KVCacheProfiler``: wraps a cache that is driven by hand, with ``append_key``, ``append_value`` and ``attend``."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from kvtrace.tracer.accounts import STRANGER
 from kvtrace.tracer.instrument import recorder
@@ -48,9 +48,8 @@ class KVCacheProfiler(CacheProxy):
             tap.statistics.begin(length_of(cache) or 0, head_dim)
             self._self_take_in()
         # On the instance, a call costs less than by way of methods of the wrapper.
-        self.append_key = _measured(tap, cache, "append_key", StandaloneStatistics.count_key)
-        self.append_value = _measured(tap, cache, "append_value", StandaloneStatistics.count_value)
-        self.attend = _measured(tap, cache, "attend", StandaloneStatistics.count_attend)
+        for name in ("append_key", "append_value", "attend"):
+            setattr(self, name, _measured(tap, cache, name))
 
     @classmethod
     def _self_is_cache(cls, value: Any) -> bool:
@@ -74,7 +73,7 @@ class KVCacheProfiler(CacheProxy):
         if method is None or _merely_does_both(method):
             self.append_key(k)
             return self.append_value(v)
-        return _measured(self._self_tap, self.__wrapped__, "append", StandaloneStatistics.count_both)(k, v)
+        return _measured(self._self_tap, self.__wrapped__, "append")(k, v)
 
     def profile(self) -> LayerProfile:
         """The figures so far, as a snapshot."""
@@ -97,13 +96,17 @@ class KVCacheProfiler(CacheProxy):
         return result
 
 
-Count = Callable[..., None]
-"""Method of StandaloneStatistics: cache, ns of the call, its arrays."""
+_COUNTS: Final[Mapping[str, Callable[..., None]]] = {
+    "append_key": StandaloneStatistics.count_key,
+    "append_value": StandaloneStatistics.count_value,
+    "append": StandaloneStatistics.count_both,
+    "attend": StandaloneStatistics.count_attend,
+}
 
 
-def _measured(tap: Tap, cache: Any, name: str, count: Count) -> Callable[..., Any]:
+def _measured(tap: Tap, cache: Any, name: str) -> Callable[..., Any]:
     """The method of a cache, timed, counted and recorded."""
-    now = tap.now
+    now, count = tap.now, _COUNTS[name]
 
     def call(*arrays: Any) -> Any:
         state = tap.local.state

@@ -25,7 +25,7 @@ def length_of(cache: Any) -> int | None:
 
 def _tokens_in(array: Any) -> int:
     """A vector is one token; else tokens are the last axis but one."""
-    shape = getattr(array, "shape", ())
+    shape: tuple[int, ...] = getattr(array, "shape", ())
     return int(shape[-2]) if len(shape) >= 2 else 1
 
 
@@ -44,12 +44,12 @@ class StandaloneStatistics:
         self.peak, self.baseline, self.allocated_peak = 0, 0, 0
         self._pending = 0  # tokens since the cache was last asked for its size
         self._looked_at = 0.0
-        self.position = before.position if before else 0  # of the next token
-        self.memory = before.memory if before else 0
-        self.length = before.length if before else 0
-        self.allocated = before.allocated if before else 0
-        self._head_dim = before._head_dim if before else None
-        self._elements = before._elements if before else [0, 0]  # of a token's key and value
+        self.position: int = before.position if before else 0  # of the next token
+        self.memory: int = before.memory if before else 0
+        self.length: int = before.length if before else 0
+        self.allocated: int = before.allocated if before else 0
+        self._head_dim: int | None = before._head_dim if before else None
+        self._elements: list[int] = before._elements if before else [0, 0]  # of a token's key and value
 
     def begin(self, length: int, head_dim: int | None) -> None:
         """What the cache holds when it is wrapped, and the size of a key and of a value where that is given."""

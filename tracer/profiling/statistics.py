@@ -48,7 +48,8 @@ class Statistics:
         """``before``: what ended with a reset; the buffers that the cache has by then are not growth again."""
         self._recorder = recorder
         self.calls = self.compute_ns = self.allocations = self.allocate_ns = 0
-        self.allocated, self.allocated_peak = before.allocated if before else 0, 0
+        self.allocated: int = before.allocated if before else 0
+        self.allocated_peak = 0
         self.peak, self.baseline = 0, 0
         self.written = self.copied = self.read = 0
         self.tokens = self.trimmed = 0

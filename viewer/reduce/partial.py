@@ -6,11 +6,12 @@ same nanosecond. Partials refer to text, never to a batch's string table, so tho
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from kvtrace.tracer.batch import Batch
-from kvtrace.tracer.schema import ABSENT, LONG_KINDS, Kind
+from kvtrace.tracer.schema import ABSENT, LONG_KINDS, UPDATE_KINDS, Kind
 from kvtrace.viewer.reduce.cells import Cell, CellKey, map_cells, merge_cells
 from kvtrace.viewer.reduce.durations import Durations
 from kvtrace.viewer.reduce.filters import Filters, Mask, layer_mask, time_mask
@@ -25,6 +26,9 @@ LongRow = tuple[int, int, int]
 _FORWARD_PEAKS = ("resident", "allocated", "mlx_peak")
 
 
+_TIMED: Final = sorted({*UPDATE_KINDS, Kind.ATTEND})
+
+
 @dataclass(frozen=True, slots=True)
 class Partial:
     """``forward_peaks`` are by model; ``lost`` by reason, cumulative; ``short_rows`` counts what is recorded once."""
@@ -37,6 +41,7 @@ class Partial:
     long_rows: frozenset[LongRow] = frozenset()
     lost: Mapping[str, int] = field(default_factory=dict)
     timings: frozenset[int] = frozenset()
+    """How updates and reads of caches were timed."""
 
     @property
     def operations(self) -> int:
@@ -75,7 +80,7 @@ def map_batch(batch: Batch, filters: Filters, cutoffs: Mapping[int, int]) -> Par
         int(np.count_nonzero(~is_long & ~is_token)),
         frozenset(long_rows),
         dict(batch.lost),
-        frozenset(batch["timing"].tolist()) - {ABSENT},
+        frozenset(batch["timing"][np.isin(batch["kind"], _TIMED)].tolist()) - {ABSENT},
     )
 
 

@@ -99,9 +99,9 @@ def finish(partial: Partial, source: TraceSource, filters: Filters, by: By) -> S
 
 
 def _timing(metadata: Mapping[str, Any], partial: Partial) -> str | None:
-    """As the session states it; else as its rows do."""
+    """As the rows of caches say; a profiler may evaluate what the session leaves alone. Without any, as it states."""
     seen = [Timing(value).label for value in sorted(partial.timings)]
-    return metadata.get("timing") or (" and ".join(seen) or None)
+    return " and ".join(seen) or metadata.get("timing")
 
 
 def _overhead_share(operations: int, facts: Mapping[str, Any]) -> float | None:

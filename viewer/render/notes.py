@@ -8,6 +8,7 @@ from kvtrace.viewer.render.units import format_bytes
 
 __all__ = ["Note", "notes_of", "title_of"]
 
+_MEASURED = {"graph_build": "graph-building time", "evaluated": "each operation evaluated alone"}
 _GRAPH_BUILD = "graph-building time on the CPU, not device work; prefill chunks and token intervals are real time"
 
 
@@ -22,8 +23,7 @@ class Note:
 
 def title_of(document: Mapping[str, Any], name: str = "") -> str:
     """What the table shows and what its durations measure: run.pftrace · demo · by layer, durations: …"""
-    measured = {"graph_build": "graph-building time", "evaluated": "each operation evaluated alone"}
-    durations = measured.get(document["timing"], "of unknown meaning")
+    durations = " or ".join(_MEASURED.get(timing, "of unknown meaning") for timing in _timings(document))
     parts = [name, document["model"] or "", f"by {document['by']}, durations: {durations}"]
     return " · ".join(part for part in parts if part)
 
@@ -98,11 +98,17 @@ def _compression(totals: Mapping[str, Any]) -> str:
 
 
 def _durations(document: Mapping[str, Any]) -> str:
-    timing, tracing = document["timing"], document["tracing"]
-    meaning = {"graph_build": _GRAPH_BUILD, "evaluated": _evaluated(tracing), None: ""}.get(timing, timing)
+    meanings = {"graph_build": _GRAPH_BUILD, "evaluated": _evaluated(document["tracing"]), "": ""}
+    timings = _timings(document)
+    mixed = "measured in both ways: a profiler evaluated some of the operations" if len(timings) > 1 else ""
     error = document["quantile_error"]
     exactness = f"p50 and p99 within {error:.0%}" if error else ""
-    return "; ".join(part for part in (meaning, exactness) if part)
+    known = [meanings.get(timing, timing) for timing in timings]
+    return "; ".join(part for part in (mixed, *known, exactness) if part)
+
+
+def _timings(document: Mapping[str, Any]) -> list[str]:
+    return str(document["timing"] or "").split(" and ")
 
 
 def _evaluated(tracing: Mapping[str, Any]) -> str:

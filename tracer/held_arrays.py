@@ -26,22 +26,22 @@ def held_arrays(owner: Any) -> list[Any] | None:
     Models are not entered (they are dictionaries of a class of their own): their weights are not the cache's.
     """
     arrays: list[Any] = []
-    seen: set[int] = set()
+    seen = {id(owner)}
     level = [owner]
     for _ in range(_MOST_LEVELS):
         below: list[Any] = []
         for item in level:
-            if id(item) in seen:
-                continue
-            seen.add(id(item))
             if hasattr(item, "nbytes") and hasattr(item, "shape"):
                 arrays.append(item)
-            else:
-                below.extend(child for child in _children(item) if type(child) not in _LEAVES)
-        if not below:
-            return arrays
-        if len(seen) + len(below) > _MOST_OBJECTS:
+                continue
+            for child in _children(item):
+                if type(child) not in _LEAVES and id(child) not in seen:
+                    seen.add(id(child))
+                    below.append(child)
+        if len(seen) > _MOST_OBJECTS:
             return None
+        if not below:
+            break
         level = below
     return arrays
 
@@ -81,8 +81,8 @@ def token_bytes(arrays: Iterable[Any], tokens: int, widths: Iterable[int]) -> in
 
 
 def _filled(array: Any, tokens: int, widths: frozenset[int]) -> int:
-    shape = array.shape
-    # Slots are the last axis but one of keys and values, the last one of scores and positions.
-    order = [*shape[-2:], *sorted(shape[:-2])]
-    places = [size for size in order if size >= tokens and not (len(shape) <= 2 and size in widths)]
-    return int(array.nbytes) * tokens // places[0] if places else 0
+    """Slots are the last axis but one of keys and values, the last one of scores; the first where heads come later."""
+    *leading, last = array.shape or (0,)
+    order = [*leading[-1:], *([] if last in widths else [last]), *sorted(leading[:-1])]
+    slots = [size for size in order if size >= tokens and not (len(leading) == 1 and size in widths)]
+    return int(array.nbytes) * tokens // slots[0] if slots else 0

@@ -39,7 +39,7 @@ def record_stranger(
     start, end, position = span
     batch, tokens = shape[0], shape[-2]
     if not leaf.account.is_stranger:  # it was taken for one of a known class until now
-        leaf.account, leaf.servable = STRANGER, ABSENT
+        leaf.account, leaf.servable, leaf.next_position = STRANGER, ABSENT, position
     leaf.position = position if position == leaf.next_position else ABSENT
     leaf.next_position = ABSENT if leaf.position == ABSENT else position + tokens
     leaf.batch = batch

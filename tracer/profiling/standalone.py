@@ -127,9 +127,9 @@ def _measured(tap: Tap, cache: Any, name: str) -> Callable[..., Any]:
         try:
             statistics = tap.statistics
             statistics.timings |= 1 << is_evaluated
-            count(statistics, cache, end - start, *arrays)
             if is_evaluated:
                 statistics.look(cache, end - start)
+            count(statistics, cache, end - start, *arrays)
             if recorder.emit is not None:
                 _emit(tap, state, cache, name, (start, end, is_evaluated), arrays)
         except Exception as error:

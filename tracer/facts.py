@@ -9,7 +9,7 @@ from kvtrace.tracer.calibration import cost_per_operation_ns, synchronization_ns
 from kvtrace.tracer.formats import Metadata
 from kvtrace.tracer.schema import CURRENT_SCHEMA_VERSION, Timing
 
-__all__ = ["session_facts"]
+__all__ = ["device_name", "session_facts"]
 
 
 def session_facts(timing: Timing) -> Metadata:
@@ -22,7 +22,7 @@ def session_facts(timing: Timing) -> Metadata:
         "mlx_lm": _version("mlx-lm"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "device": _device(),
+        "device": device_name(),
         "cost_per_operation_ns": cost_per_operation_ns(),
         "synchronization_ns": synchronization_ns(),
     }
@@ -35,7 +35,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _device() -> str:
+def device_name() -> str:
     """The device MLX computes on, such as ``Apple M3 Max (gpu)`` or ``cpu``."""
     kind = str(mx.default_device().type).rpartition(".")[2]
     try:

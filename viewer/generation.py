@@ -133,12 +133,20 @@ def _quantize(leaf: Any, bits: int, group_size: int) -> Any:
     return leaf.to_quantized(group_size=group_size, bits=bits) if hasattr(leaf, "to_quantized") else leaf
 
 
-def generate(job: Job, on_prefill: OnPrefill | None = None, on_text: OnText | None = None) -> Generation:
-    """Run once. ``on_prefill(done, all)`` and ``on_text(new text, tokens so far)`` follow its progress."""
+def generate(
+    job: Job,
+    on_prefill: OnPrefill | None = None,
+    on_text: OnText | None = None,
+    make_cache: Callable[[], list[Any] | None] | None = None,
+) -> Generation:
+    """Run once. ``on_prefill(done, all)`` and ``on_text(new text, tokens so far)`` follow its progress.
+
+    ``make_cache`` stands in for the job's own.
+    """
     options = job.options
     if options.seed is not None:
         mx.random.seed(options.seed)
-    prompt_cache = job.make_cache()
+    prompt_cache = (make_cache or job.make_cache)()
     texts, tokens = [], []
     started_ns = time.perf_counter_ns()
     for response in mlx_lm.stream_generate(

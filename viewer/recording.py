@@ -6,7 +6,8 @@ Imports mlx: only commands that run a model import this.
 import secrets
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from kvtrace.viewer.generation import Generation, Job, generate
 from kvtrace.viewer.progress import RunProgress
 from kvtrace.viewer.signals import ending_in_order
 
-__all__ = ["record_job"]
+__all__ = ["follow_prefill", "losses_of", "record_job", "recording"]
 
 _UNTRACED_RUNS = 2  # the first run of a process is often slower; the faster of the two is what tracing is held against
 
@@ -33,19 +34,26 @@ def record_job(
     if is_compared:
         job = _with_seed(job)
     untraced = [_run_untraced(job, number, progress) for number in range(_UNTRACED_RUNS if is_compared else 0)]
+    with recording(job, path, timing) as session:
+        traced = generate(job, follow_prefill(progress), _follow_text(job, is_quiet, progress))
+        if untraced:
+            session.annotate(baseline_ratio=traced.took_ns / min(run.took_ns for run in untraced))
+    return [*losses_of(session), *_differences(traced, untraced)]
+
+
+@contextmanager
+def recording(job: Job, path: Path, timing: str) -> Iterator[Session]:
+    """A session into ``path``, replacing it, that gets closed and told of when the command is told to end."""
     session = record(path, timing=timing, overwrite=True, model=job.loaded.name)
     with warnings.catch_warnings(), ending_in_order():
         warnings.filterwarnings("ignore", message="kvtrace lost")  # the result says so
         try:
             with session:
                 session.annotate(**_facts(job))
-                traced = generate(job, _follow_prefill(progress), _follow_text(job, is_quiet, progress))
-                if untraced:
-                    session.annotate(baseline_ratio=traced.took_ns / min(run.took_ns for run in untraced))
+                yield session
         except (KeyboardInterrupt, SystemExit):
             click.echo(f"\nStopped. What was recorded so far is in {path}.", err=True)
             raise
-    return [*_losses_of(session), *_differences(traced, untraced)]
 
 
 def _differences(traced: Generation, untraced: list[Generation]) -> list[str]:
@@ -66,7 +74,8 @@ def _run_untraced(job: Job, number: int, progress: RunProgress) -> Generation:
     return generate(job, None, lambda _, tokens: progress.show(what, tokens, limit))
 
 
-def _follow_prefill(progress: RunProgress) -> Callable[[int, int], None]:
+def follow_prefill(progress: RunProgress) -> Callable[[int, int], None]:
+    """Shows how much of the prompt is read."""
     return lambda done, total: progress.show("Reading the prompt", done, total)
 
 
@@ -102,7 +111,8 @@ def _facts(job: Job) -> dict[str, Any]:
     return {"model_path": job.loaded.path, "prompt_tokens": len(job.prompt), **known, **said}
 
 
-def _losses_of(session: Session) -> list[str]:
+def losses_of(session: Session) -> list[str]:
+    """What a session that has ended lost, in words."""
     losses = [f"{count:,} operations were lost: {reason}" for reason, count in session.lost.items()]
     if session.error is None:
         return losses

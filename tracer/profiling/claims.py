@@ -50,18 +50,22 @@ class Claim:
         return self.allocated_bytes if self.counts_buffers else self.held_bytes
 
     @property
+    def counts_room(self) -> bool:
+        """Whether room for further tokens is part of the statement."""
+        return self.counts_buffers and self.held_bytes != self.allocated_bytes
+
+    @property
     def is_backed(self) -> bool | None:
-        """Whether the arrays are as small as stated; None where there is no statement, or nothing to hold it against."""
+        """Whether the arrays are as small as stated; None without a statement, or without arrays to see."""
         if self.claimed_bytes is None or self.real_bytes is None:
             return None
         return self.claimed_bytes >= BACKED_SHARE * self.real_bytes
 
     def compression_ratio(self, fp16_baseline_bytes: int | None) -> float | None:
         """The baseline over the statement; None where that counts spare room too, which no baseline does."""
-        has_room = self.counts_buffers and (self.held_bytes is None or (self.claimed_bytes or 0) > self.held_bytes)
-        return None if has_room or not self.claimed_bytes or not fp16_baseline_bytes else (
-            fp16_baseline_bytes / self.claimed_bytes
-        )
+        if self.counts_room or not self.claimed_bytes or not fp16_baseline_bytes:
+            return None
+        return fp16_baseline_bytes / self.claimed_bytes
 
 
 def claim_of(cache: Any, held_bytes: int | None) -> Claim:
@@ -103,10 +107,12 @@ def _compressed(cache: Any, held_bytes: int | None) -> list[tuple[int, str]]:
 
 def _bytes_of_values(cache: Any, held_bytes: int | None) -> int | None:
     """What the values of the tokens held take; half of everything where they can't be seen."""
-    values, offset = getattr(cache, "values", None), getattr(cache, "offset", None)
+    values: Any = getattr(cache, "values", None)
+    offset = getattr(cache, "offset", None)
     if type(offset) is int and hasattr(values, "nbytes") and len(getattr(values, "shape", ())) >= 2:
-        slots = values.shape[-2]
-        return int(values.nbytes) * min(offset, slots) // max(slots, 1)
+        slots = int(values.shape[-2])
+        whole = int(values.nbytes)
+        return whole * min(offset, slots) // max(slots, 1)
     return None if held_bytes is None else held_bytes // 2
 
 
@@ -119,9 +125,10 @@ def _buffers(cache: Any) -> int | None:
 def _number(cache: Any, name: str) -> int | None:
     """What an attribute, or a method without arguments, says; None where it says no number of bytes."""
     try:
-        said = getattr(cache, name)
+        said: Any = getattr(cache, name)
         said = said() if callable(said) else said
-        return int(said) if isinstance(said, Real) and not isinstance(said, bool) and said >= 0 else None
+        is_number = isinstance(said, Real) and not isinstance(said, bool)
+        return int(said) if is_number and said >= 0 else None
     except Exception:  # an empty cache may have no size; and whatever a foreign class does wrong
         return None
 

@@ -42,7 +42,16 @@ def untraced(name: str, bits: int | None, settings: list[str]) -> str:
         ),
         (
             *("kivi", 4, ["kivi_group_size=16"], "KIVIKVCache", 0),
-            {"method_source": VELOXQUANT, "bits": 4, "settings": {"bit_width_inlier": 4, "kivi_group_size": 16}},
+            {
+                "method_source": VELOXQUANT,
+                "bits": 4,
+                "settings": {
+                    "bit_width_inlier": 4,
+                    "kivi_group_size": 16,
+                    "residual_length": 128,
+                    "use_metal_kernels": None,
+                },
+            },
         ),
     ],
 )

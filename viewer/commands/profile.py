@@ -1,0 +1,89 @@
+"""``kvtrace profile``: run a model, print what its caches cost and really hold."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kvtrace.viewer.commands.options import RunOptions, model_options
+from kvtrace.viewer.output_file import check_output
+
+if TYPE_CHECKING:
+    from kvtrace.viewer.profiling import ProfiledRun
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  kvtrace profile --method quantized --bits 4 --prompt-tokens 1000 > quantized.json
+  kvtrace profile --model mlx-community/Llama-3.2-3B-Instruct-4bit --method kivi -p "Hi" -o run.pftrace
+  kvtrace profile --schema
+"""
+
+
+def _print_schema(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        schema = files("kvtrace.viewer").joinpath("schemas/profile.schema.json")
+        click.echo(schema.read_text(encoding="utf-8"), nl=False)
+        ctx.exit()
+
+
+@click.command(epilog=_EPILOG, short_help="Run a model and say as JSON what its caches cost and really hold.")
+@model_options
+@click.option(
+    "--timing",
+    type=click.Choice(["evaluated", "graph_build"]),
+    default="evaluated",
+    show_default=True,
+    help="What durations measure. evaluated times each operation alone, slower; graph_build leaves the run as it is.",
+)
+@click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Record a trace of the run too.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--quiet", is_flag=True, help="Leave stderr to what went wrong: no table, notes or progress.")
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print the JSON Schema of the document instead.",
+)
+def command(options: RunOptions, timing: str, output: Path | None, force: bool, quiet: bool) -> None:
+    """Run a model once with each of its caches profiled. Prints one JSON document; a table goes to stderr.
+
+    Sizes are those of the arrays that the caches hold, with what the caches state of themselves beside them.
+    """
+    if output is not None:
+        check_output(output, may_replace=force)
+    run = _run(options, options.read_prompt(), output, timing, quiet)
+    if not quiet:
+        _show_table(run)
+    click.echo(json.dumps(run.document, indent=2, allow_nan=False))
+    for trouble in run.troubles:
+        click.echo(f"Warning: {trouble}", err=True)
+    click.get_current_context().exit(1 if run.troubles else 0)
+
+
+def _run(options: RunOptions, text: str | None, path: Path | None, timing: str, is_quiet: bool) -> "ProfiledRun":
+    from kvtrace.viewer.progress import RunProgress
+
+    with RunProgress(is_shown=not is_quiet) as progress:
+        progress.show(f"Loading {options.model or 'the model'}")
+        from kvtrace.viewer.generation import prepare
+        from kvtrace.viewer.profiling import profile_job
+
+        job = prepare(options, text)
+        progress.clear()
+        if not is_quiet:
+            click.echo("".join(f"{note}\n" for note in job.notes), err=True, nl=False)
+        return profile_job(job, path, timing=timing, progress=progress)
+
+
+def _show_table(run: "ProfiledRun") -> None:
+    from kvtrace.viewer.render.profile import format_profile_table
+
+    click.echo(f"{format_profile_table(run.report)}\n\n{run.document['accounting_note']}", err=True)
+    if run.document["trace"] is not None:
+        click.echo(f"Wrote {run.document['trace']}.", err=True)

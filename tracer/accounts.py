@@ -73,7 +73,8 @@ class _Guess(Account):
         if getattr(cache, "keys", None) is None:
             return False
         keys, values = (part if hasattr(part, "shape") else part[0] for part in result)
-        if self.look(cache) != (position + tokens, keys.shape[-2]):
+        held = cache.keys if hasattr(cache.keys, "shape") else cache.keys[0]
+        if self.look(cache) != (position + tokens, keys.shape[-2]) or held.shape[-2] < keys.shape[-2]:
             return False
         if not is_changed:
             return True

@@ -4,15 +4,18 @@ A cache of a third party may keep its tokens anywhere: in attributes, lists, sma
 its size may leave some of that out, so sizes are taken of the arrays themselves.
 """
 
+from bisect import bisect
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
+from math import prod
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-__all__ = ["allocated_bytes", "held_arrays", "token_bytes"]
+__all__ = ["allocated_bytes", "held_arrays", "most_slots", "token_bytes"]
 
 _MOST_OBJECTS: Final = 20_000
 _MOST_LEVELS: Final = 8
+_LONG: Final = 4_096
 
 _MAPPINGS: Final = {dict, OrderedDict, defaultdict}
 _SEQUENCES: Final = {list, tuple, set, frozenset, deque}
@@ -49,7 +52,7 @@ def held_arrays(owner: Any) -> list[Any] | None:
 def _children(item: Any) -> Iterable[Any]:
     cls = type(item)
     if cls in _SEQUENCES:
-        return item  # type: ignore[no-any-return]
+        return _taken_places(item) if cls is list else item  # type: ignore[no-any-return]
     if cls in _MAPPINGS:
         return item.values()  # type: ignore[no-any-return]
     if isinstance(item, (*_NOT_DATA, dict)):
@@ -57,11 +60,22 @@ def _children(item: Any) -> Iterable[Any]:
     attributes = getattr(item, "__dict__", None)
     values = list(attributes.values()) if type(attributes) is dict else []
     for base in cls.__mro__:
+        if base in _SEQUENCES:  # a named tuple, a list of a class of its own
+            values.extend(base.__iter__(item))
         slots = base.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if not name.startswith("__") and hasattr(item, name):
                 values.append(getattr(item, name))
     return values
+
+
+def _taken_places(items: list[Any]) -> list[Any]:
+    """Of a long list that was made at its full length, the places that are taken: without holes, but for the first."""
+    if len(items) <= _LONG or items[-1] is not None:
+        return items
+    if items[0] is None:
+        return [item for item in items if item is not None]
+    return items[: bisect(items, False, key=lambda item: item is None)]
 
 
 def allocated_bytes(arrays: Iterable[Any]) -> int:
@@ -78,6 +92,14 @@ def token_bytes(arrays: Iterable[Any], tokens: int, widths: Iterable[int]) -> in
     if tokens <= 0:
         return 0
     return sum(_filled(array, tokens, frozenset(widths)) for array in arrays)
+
+
+def most_slots(arrays: Iterable[Any], shape: tuple[int, ...]) -> int:
+    """The most tokens a sequence that one array keeps of keys or values handed out in ``shape``, its axes before those
+    two joined or not; 0 where none keeps any."""
+    heads, width = prod(shape[:-2]), shape[-1]
+    shapes = [array.shape for array in arrays]
+    return max((s[-2] for s in shapes if len(s) >= 3 and s[-1] == width and prod(s[:-2]) == heads), default=0)
 
 
 def _filled(array: Any, tokens: int, widths: frozenset[int]) -> int:

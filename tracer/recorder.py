@@ -167,6 +167,8 @@ class ThreadState:
         self.leaves: list[Leaf] = []  # of the forward pass
         self.owns_each_layer = False  # a slot a layer: what attends to a cache is handed that cache
         self.last_end_ns = 0  # of the last operation on a cache
+        self.mask: weakref.ref[Any] | None = None  # the last array that attention was masked with
+        self.mask_cells = ABSENT
         self.model_head: LeafHead = _NO_LEAF
         self.head: CallHead = self.idle_head(recorder.timing)
         recorder.states.add(self)

@@ -147,6 +147,8 @@ COLUMNS: Final = (
     Column("servable", "kv_cache.token.servable", "int", "tokens that can still be served, per sequence"),
     Column("evicted", "kv_cache.token.evicted", "int", "tokens that the operation made unservable, per sequence"),
     Column("moved", "kv_cache.token.moved", "int", "tokens from (+) or to (-) another cache, over all sequences"),
+    Column("projected_rows", "kv_cache.work.projected_rows", "int", "tokens that went through the projections"),
+    Column("score_cells", "kv_cache.work.score_cells", "int", "query-key pairs that the mask admits, each once"),
     Column("name", "kvtrace.name", "string", "name of a request or mark"),
     # One sample a forward pass.
     Column("mlx_active", "mlx.memory.active", "int", "memory in use by MLX, bytes"),

@@ -1,18 +1,24 @@
 """Hook on mlx-lm's scaled dot-product attention: a row for every read of a cache."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.tracer.instrument.events import evaluate, timed, wait_for_inputs
-from kvtrace.tracer.instrument.layers import unwrapped
-from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
-from kvtrace.tracer.schema import ABSENT, Kind
+import mlx.core as mx
+import numpy as np
 
-__all__ = ["attend_hook"]
+from kvtrace.tracer.buffer import LeafHead
+from kvtrace.tracer.instrument.events import evaluate, timed, wait_for_inputs
+from kvtrace.tracer.instrument.layers import calling_layer, unwrapped
+from kvtrace.tracer.recorder import CALL_TIMING, Leaf, Recorder, ThreadState
+from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX, Kind
+
+__all__ = ["admitted_cells", "attend_hook"]
 
 _ATTEND = int(Kind.ATTEND)
-_NO_CHANGE = (ABSENT,) * 11
+_NO_CHANGE = (ABSENT,) * (INDEX["projected_rows"] - INDEX["read"] - 1)
+_NOTHING = (ABSENT,) * (len(COLUMNS) - INDEX["score_cells"] - 1)
 
 
 def attend_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,17 +50,59 @@ def attend_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
         finally:
             state.is_busy = False
         try:
-            head, position = (leaf.head, leaf.position) if leaf is not None else (state.model_head, ABSENT)
+            head, position = (leaf.head, leaf.position) if leaf is not None else (_cacheless_head(state), ABSENT)
             shape = queries.shape
-            values_seen = (_ATTEND, start, end, position, shape[-2], shape[0], ABSENT, ABSENT, _payload(keys, values))
+            batch, tokens = shape[0], shape[-2]
+            values_seen = (_ATTEND, start, end, position, tokens, batch, ABSENT, ABSENT, _payload(keys, values))
+            cells = (
+                batch * _length(keys)
+                if tokens == 1 and mask is None
+                else _cells(state, queries, keys, mask, is_evaluated)
+            )
             call = state.head
-            emit((call if call[4] == is_evaluated else timed(call, is_evaluated), head, values_seen + _NO_CHANGE))
+            if call[CALL_TIMING] != is_evaluated:
+                call = timed(call, is_evaluated)
+            emit((call, head, values_seen + _NO_CHANGE + (batch * tokens, cells) + _NOTHING))
             state.last_end_ns = end
         except Exception as error:
             recorder.failed(error)
         return result
 
     return scaled_dot_product_attention
+
+
+def _cacheless_head(state: ThreadState) -> LeafHead:
+    """Without a cache, the layer is the one that is calling."""
+    layer = calling_layer(state, 3) if state.layers else None
+    return state.model_head if layer is None else (state.model_head[0], ABSENT, layer, ABSENT, ABSENT)
+
+
+def _cells(state: ThreadState, queries: Any, keys: Any, mask: Any, is_evaluated: bool) -> int:
+    """Query-key pairs that the mask admits. An array has to be read for that, which only evaluated sessions may do."""
+    batch, tokens, length = queries.shape[0], queries.shape[-2], _length(keys)
+    if mask is None:
+        return int(batch * tokens * length)
+    if type(mask) is str:  # "causal": the last query sees every key, each one before it one less
+        return int(batch * (tokens * length - tokens * (tokens - 1) // 2))
+    if not is_evaluated:
+        return ABSENT
+    if state.mask is None or state.mask() is not mask:  # layers share it
+        state.mask, state.mask_cells = weakref.ref(mask), admitted_cells(mask, batch, tokens, length)
+    return state.mask_cells
+
+
+def admitted_cells(mask: Any, batch: int, tokens: int, keys: int) -> int:
+    """Pairs that a mask array admits, boolean or added to the scores, heads once; broadcast to all sequences."""
+    admits = mask if mask.dtype == mx.bool_ else mask > mx.finfo(mask.dtype).min / 2
+    if admits.ndim > 3:
+        admits = admits[:, 0]
+    rows = mx.broadcast_to(admits, (batch, tokens, keys)).sum(axis=-1)
+    return int(np.array(rows).sum(dtype=np.int64))
+
+
+def _length(keys: Any) -> int:
+    array = keys[0] if type(keys) is tuple or type(keys) is list else keys
+    return int(array.shape[-2])
 
 
 def _payload(keys: Any, values: Any) -> int:

@@ -125,6 +125,7 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
             values = (
                 _UPDATE, start, end, position, tokens, leaf.batch, tokens * unit, copied * unit, ABSENT,
                 resident, leaf.allocated, baseline, servable, evicted, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT,
+                ABSENT, ABSENT,
             )
             # fmt: on
             emit((call, leaf.head, values))

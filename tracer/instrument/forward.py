@@ -15,11 +15,12 @@ from kvtrace.tracer.instrument.layers import iter_leaves, layer_indices
 from kvtrace.tracer.instrument.patches import Patches, is_hook, marked
 from kvtrace.tracer.process_memory import process_resident_bytes
 from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
-from kvtrace.tracer.schema import ABSENT, Kind
+from kvtrace.tracer.schema import ABSENT, INDEX, Kind
 
 __all__ = ["Models"]
 
 _FORWARD = int(Kind.FORWARD)
+_NO_CHANGE = (ABSENT,) * (INDEX["name"] - INDEX["fp16_baseline"])
 
 
 class Models:
@@ -216,7 +217,7 @@ def _emit_forward(recorder: Recorder, state: ThreadState, start_ns: int, end_ns:
     if emit is not None:
         memory = (mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory(), process_resident_bytes())
         work = (_FORWARD, start_ns, end_ns, position, state.tokens, state.batch, ABSENT, ABSENT, ABSENT)
-        emit((state.head, state.model_head, (*work, *totals, ABSENT, ABSENT, ABSENT, ABSENT, *memory)))
+        emit((state.head, state.model_head, (*work, *totals, *_NO_CHANGE, *memory)))
 
 
 def _total(values: Iterable[int]) -> int:

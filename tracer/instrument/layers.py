@@ -6,7 +6,7 @@ from typing import Any
 
 from kvtrace.tracer.recorder import Leaf, ThreadState
 
-__all__ = ["find_layer", "iter_leaves", "layer_indices", "unwrapped"]
+__all__ = ["calling_layer", "find_layer", "iter_leaves", "layer_indices", "unwrapped"]
 
 _MAX_FRAMES = 40
 
@@ -36,26 +36,30 @@ def layer_indices(model: Any) -> dict[int, int]:
 
 
 def find_layer(state: ThreadState, leaf: Leaf) -> None:
-    """Find the layer that is using a cache: the module among the callers that is one of the model's layers.
-
-    A slot is not always a layer (lists skip blocks, repeat them or put others first), so nothing is guessed from its
-    place. Looked for once a cache and slot.
-    """
+    """Find the layer that is using a cache. Looked for once a cache and slot."""
     if not state.layers:
         return
     leaf.is_placed = True
-    frame = sys._getframe(2)
+    index = calling_layer(state, 3)
+    if index is not None:
+        model, slot = leaf.head[:2]
+        leaf.place(model, slot, index)
+
+
+def calling_layer(state: ThreadState, depth: int) -> int | None:
+    """Index of the module among the callers that is one of the model's layers; the search begins ``depth`` frames up.
+
+    A slot is not always a layer (lists skip blocks, repeat them or put others first), so nothing is guessed from its
+    place.
+    """
+    frame = sys._getframe(depth)
     for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return
         code = frame.f_code
         if code.co_argcount and code.co_name == "__call__":
             index = state.layers.get(id(frame.f_locals.get(code.co_varnames[0])))
             if index is not None:
-                model, slot = leaf.head[:2]
-                leaf.place(model, slot, index)
-                return
-        next_frame = frame.f_back
-        if next_frame is None:
-            return
-        frame = next_frame
+                return index
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None

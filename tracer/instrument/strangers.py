@@ -6,12 +6,14 @@ from typing import Any
 from kvtrace.tracer.accounting import FP16_BYTES
 from kvtrace.tracer.accounts import STRANGER
 from kvtrace.tracer.buffer import CallHead
-from kvtrace.tracer.held_arrays import allocated_bytes, held_arrays, token_bytes
+from kvtrace.tracer.held_arrays import allocated_bytes, held_arrays, most_slots, token_bytes
 from kvtrace.tracer.instrument.events import evaluate
 from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
-from kvtrace.tracer.schema import ABSENT, Kind
+from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX, Kind
 
 __all__ = ["evaluate_inside", "record_stranger"]
+
+_NO_CHANGE = (ABSENT,) * (len(COLUMNS) - INDEX["fp16_baseline"] - 1)
 
 
 def evaluate_inside(recorder: Recorder, cache: Any) -> int:
@@ -47,7 +49,7 @@ def record_stranger(
     # fmt: off
     values = (
         int(Kind.UPDATE_AND_FETCH), start, end, leaf.position, tokens, batch, ABSENT, ABSENT, ABSENT,
-        leaf.resident, leaf.allocated, leaf.baseline, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT,
+        leaf.resident, leaf.allocated, leaf.baseline, *_NO_CHANGE,
     )
     # fmt: on
     if recorder.emit is not None:
@@ -67,4 +69,13 @@ def _measure(leaf: Leaf, cache: Any, result: Any) -> None:
         leaf.fetched = weakref.ref(result[0])
         leaf.baseline = sum(part.size for part in result) * FP16_BYTES
         if arrays is not None:
-            leaf.resident = token_bytes(arrays, shapes[0][-2], [shape[-1] for shape in shapes])
+            _measure_tokens(leaf, arrays, shapes)
+
+
+def _measure_tokens(leaf: Leaf, arrays: list[Any], shapes: list[tuple[int, ...]]) -> None:
+    tokens, widths = shapes[0][-2], [shape[-1] for shape in shapes]
+    leaf.resident = token_bytes(arrays, tokens, widths)
+    kept = 0 if leaf.resident else min(tokens, max(most_slots(arrays, shape) for shape in shapes))
+    if kept:  # it dropped some of the tokens that it handed out
+        leaf.resident = token_bytes(arrays, kept, widths)
+        leaf.baseline = leaf.baseline * kept // tokens

@@ -52,7 +52,7 @@ def held_arrays(owner: Any) -> list[Any] | None:
 def _children(item: Any) -> Iterable[Any]:
     cls = type(item)
     if cls in _SEQUENCES:
-        return _taken_places(item) if cls is list else item  # type: ignore[no-any-return]
+        return _taken_places(item) if cls is list else item
     if cls in _MAPPINGS:
         return item.values()  # type: ignore[no-any-return]
     if isinstance(item, (*_NOT_DATA, dict)):
@@ -61,7 +61,7 @@ def _children(item: Any) -> Iterable[Any]:
     values = list(attributes.values()) if type(attributes) is dict else []
     for base in cls.__mro__:
         if base in _SEQUENCES:  # a named tuple, a list of a class of its own
-            values.extend(base.__iter__(item))
+            values.extend(item)
         slots = base.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if not name.startswith("__") and hasattr(item, name):

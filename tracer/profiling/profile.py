@@ -26,8 +26,8 @@ class LayerProfile:
     """
 
     layer_id: Any
-    timing: str
-    is_fused: bool
+    timing: str = "evaluated"
+    is_fused: bool = False
     n_quantize_calls: int = 0
     n_dequantize_calls: int = 0
     n_compute_calls: int = 0

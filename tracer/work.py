@@ -44,7 +44,8 @@ class LayerShape:
     """What one layer computes and keeps. Sizes are elements a head; ``itemsize`` is bytes an element as computed.
 
     ``window`` is how many tokens a query of the model may see (None: all). ``max_size`` is that of a rotating cache;
-    ``bits`` and ``group_size`` are of a quantized one.
+    ``bits`` and ``group_size`` are of a quantized one. ``read_bytes`` is what attention is given of a token, by a pass
+    of one token and by one of several, where that is not what is stored: latent attention expands it.
     """
 
     query_heads: int
@@ -57,6 +58,11 @@ class LayerShape:
     max_size: int | None = None
     bits: int | None = None
     group_size: int | None = None
+    read_bytes: tuple[int, int] | None = None
+
+    def read_bytes_by(self, tokens: int, unit: int) -> int:
+        """Bytes of one token that attention is given by a pass of so many tokens."""
+        return unit if self.read_bytes is None else self.read_bytes[tokens > 1]
 
     @property
     def dense_bytes(self) -> int:
@@ -92,19 +98,21 @@ def predict_uncached(shape: LayerShape, load: Workload) -> Work:
     first, last = load.prompt_tokens, load.fed_tokens
     rows = _triangle(last) - _triangle(first - 1)
     cells = _summed_cells(last, shape.window) - _summed_cells(first - 1, shape.window)
-    return Work(load.batch * rows, load.batch * cells, bytes_read=load.batch * rows * shape.dense_bytes)
+    alone = 1 if first == 1 else 0  # the prefix of one token
+    one, several = (shape.read_bytes_by(tokens, shape.dense_bytes) for tokens in (1, 2))
+    return Work(load.batch * rows, load.batch * cells, bytes_read=load.batch * (alone * one + (rows - alone) * several))
 
 
 def predict_cached(shape: LayerShape, load: Workload) -> Work:
     """Every token goes in once: a row, and a cell for itself and for each token that its query may see."""
     limits = [limit for limit in (shape.window, shape.max_size) if limit is not None]
     fed, batch, unit = load.fed_tokens, load.batch, shape.stored_bytes
-    handed_out, copied, held = _moves(shape, load)
+    read, copied, held = _moves(shape, load)
     return Work(
         projected_rows=batch * fed,
         score_cells=batch * _cells(fed, min(limits, default=None)),
         bytes_written=batch * fed * unit,
-        bytes_read=batch * handed_out * unit,
+        bytes_read=batch * read,
         bytes_copied=batch * copied * unit,
         bytes_retained=batch * held * unit,
     )
@@ -134,41 +142,35 @@ def _summed_cells(n: int, window: int | None) -> int:
 
 
 def _moves(shape: LayerShape, load: Workload) -> tuple[int, int, int]:
-    """Tokens of a sequence: handed out over all updates, moved to other buffers, held at the end."""
+    """Of a sequence: bytes handed out over all updates, tokens moved to other buffers, tokens held at the end."""
+    fed, read, copied, capacity, held = 0, 0, 0, 0, 0
+    for tokens in load.updates():
+        moved, capacity = _grow(shape, fed, tokens, capacity)
+        copied += moved
+        fed += tokens
+        held = fed if shape.max_size is None else min(fed, capacity)
+        read += held * shape.read_bytes_by(tokens, shape.stored_bytes)
+    return read, copied, held
+
+
+def _grow(shape: LayerShape, fed: int, tokens: int, capacity: int) -> tuple[int, int]:
+    """Tokens that an update moves, and the slots that there are after it."""
     if shape.max_size is not None:
-        return _moves_of_window(shape.max_size, load)
-    fed, handed_out, copied, capacity = 0, 0, 0, 0
-    for tokens in load.updates():
-        if shape.cache == "concatenate":
-            copied += fed
-        elif fed + tokens > capacity:
-            copied += fed  # whole steps are added to what is filled; an even one keeps its spare room
-            capacity = (fed if fed % _STEP else capacity) + -(-tokens // _STEP) * _STEP
-        fed += tokens
-        handed_out += fed
-    return handed_out, copied, fed
+        return _turn(shape.max_size, fed, tokens, capacity)
+    if shape.cache == "concatenate":
+        return fed, fed + tokens
+    if fed + tokens <= capacity:
+        return 0, capacity
+    # Whole steps are added to what is filled; where that is even, spare room stays.
+    return fed, (fed if fed % _STEP else capacity) + -(-tokens // _STEP) * _STEP
 
 
-def _moves_of_window(size: int, load: Workload) -> tuple[int, int, int]:
+def _turn(size: int, fed: int, tokens: int, capacity: int) -> tuple[int, int]:
     """A rotating cache takes several tokens by rebuilding its buffer, a single one in place."""
-    fed, handed_out, copied, capacity = 0, 0, 0, 0
-    for tokens in load.updates():
-        if tokens > 1:
-            kept = min(capacity, size - 1) if capacity else 0
-            copied += kept
-            capacity = kept + tokens
-        else:
-            copied, capacity = _one_in_place(fed, copied, capacity, size)
-        fed += tokens
-        handed_out += min(fed, capacity)
-    return handed_out, copied, min(fed, capacity)
-
-
-def _one_in_place(fed: int, copied: int, capacity: int, size: int) -> tuple[int, int]:
-    if fed >= capacity and capacity < size:
-        copied += capacity
-        capacity += min(_STEP, size - capacity)
-    if capacity > size:
-        copied += size
-        capacity = size
-    return copied, capacity
+    if tokens > 1:
+        kept = min(capacity, size - 1)
+        return kept, kept + tokens
+    grown = fed >= capacity and capacity < size
+    moved = capacity if grown else 0
+    capacity += min(_STEP, size - capacity) if grown else 0
+    return (moved, capacity) if capacity <= size else (moved + size, size)

@@ -1,0 +1,100 @@
+"""``kvtrace compare``: what a cache saves for one workload, or how two caches differ."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvtrace.viewer.commands.options import RunOptions, model_options
+from kvtrace.viewer.output_file import check_output
+
+__all__ = ["command"]
+
+_EPILOG = """\b
+Examples:
+  kvtrace compare --prompt-tokens 32 --max-tokens 32
+  kvtrace compare --model ./my-model --prompt-tokens 64 -m 16 --method rotating --set max_size=512 --predict
+  kvtrace compare --prompt-tokens 32 -m 32 --against quantized --kv-bits 4
+  kvtrace compare --prompt-tokens 8 -m 8 --json | jq .counted
+
+\b
+Exit status:
+  3 when the paths choose other tokens, when logits differ by more than the tolerance, or when a count is not the
+  predicted one: no speed is printed then. With --against, differences are the result and no failure.
+"""
+
+_NOT_EQUIVALENT = 3
+
+
+@click.command(epilog=_EPILOG, short_help="Say what a cache saves: same tokens first, then work, time and memory.")
+@model_options
+@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Sequences.")
+@click.option(
+    "--repeat", type=click.IntRange(min=1), default=15, show_default=True, metavar="N", help="Timed runs of each path."
+)
+@click.option(
+    "--against",
+    metavar="METHOD",
+    help="Compare two caches: the model's own or that of --method, and this one (--kv-bits sets its bits).",
+)
+@click.option(
+    "--against-set", "against_settings", multiple=True, metavar="FIELD=VALUE", help="Set an option of --against."
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    help="Largest difference of logits allowed, as a share of the step's largest logit. [default: 0.001 for float32, "
+    "0.01 for float16, 0.05 for bfloat16; at least 8 / 2^bits for a quantized cache]",
+)
+@click.option("--predict", "is_predicted", is_flag=True, help="Print the predicted work before anything runs.")
+@click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Record both paths side by side.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--json", "is_json", is_flag=True, help="Print a JSON document.")
+def command(
+    options: RunOptions,
+    batch_size: int,
+    repeat: int,
+    against: str | None,
+    against_settings: tuple[str, ...],
+    tolerance: float | None,
+    is_predicted: bool,
+    output: Path | None,
+    force: bool,
+    is_json: bool,
+) -> None:
+    """Generate the same tokens without a cache, the growing prefix anew for each, and with one; say what it saves.
+
+    Equivalence comes first: logits and tokens of every step. Then counted work, each count held against a formula; then
+    time, of interleaved runs; then memory. Tokens are the likeliest ones, whatever --temp says.
+    """
+    if output is not None:
+        check_output(output, may_replace=force)
+    from kvtrace.viewer.compare.asked import Asked
+    from kvtrace.viewer.progress import RunProgress
+
+    with RunProgress(is_shown=True) as progress:
+        progress.show(f"Loading {options.model or 'the model'}")
+        asked = Asked.of(options, batch_size, against, against_settings, tolerance)
+        progress.clear()
+        if is_predicted:
+            click.echo("\n".join([*asked.prediction(), ""]), err=is_json)
+        comparison = asked.compare(repeat, output, progress.show)
+    document = {**asked.document(comparison), "repetitions": repeat, "trace": None if output is None else str(output)}
+    _print(document, is_json)
+    click.get_current_context().exit(0 if comparison.holds or against is not None else _NOT_EQUIVALENT)
+
+
+def _print(document: dict[str, Any], is_json: bool) -> None:
+    from kvtrace.viewer.render.compare import lines_of_comparison
+
+    if is_json:
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
+        return
+    click.echo("\n".join(lines_of_comparison(document)))
+    if document["trace"] is not None:
+        click.echo(f"\nWrote {document['trace']}.")
+    if not document["holds"] and document["time"] is None:
+        click.echo("Error: the paths don't do the same; no speed is worth comparing", err=True)
+        hint = "allow what the method itself makes different with --tolerance, or ask what differs with --against"
+        click.echo(f"Hint: {hint}", err=True)

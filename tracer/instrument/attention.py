@@ -40,9 +40,10 @@ def attend_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
             leaf = recorder.leaves.get(id(cache))
             if leaf is None or not state.owns_each_layer:
                 leaf = _owner(recorder, state, keys, cache, leaf)
+            head, position = (leaf.head, leaf.position) if leaf is not None else (_cacheless_head(state), ABSENT)
             is_evaluated = recorder.is_evaluated
             if is_evaluated:
-                wait_for_inputs(recorder, state, leaf, (queries, keys, values))
+                wait_for_inputs(recorder, state, head, (queries, keys, values))
             start = now()
             result = original(queries, keys, values, cache, scale, mask, sinks)
             is_evaluated = is_evaluated and evaluate(result)
@@ -50,7 +51,6 @@ def attend_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
         finally:
             state.is_busy = False
         try:
-            head, position = (leaf.head, leaf.position) if leaf is not None else (_cacheless_head(state), ABSENT)
             shape = queries.shape
             batch, tokens = shape[0], shape[-2]
             values_seen = (_ATTEND, start, end, position, tokens, batch, ABSENT, ABSENT, _payload(keys, values))

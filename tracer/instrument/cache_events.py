@@ -180,7 +180,7 @@ def _update_state(
     with _Outermost(state):
         leaf = _met(recorder, state, cache)
         if leaf and recorder.is_evaluated:
-            wait_for_inputs(recorder, state, leaf, value)
+            wait_for_inputs(recorder, state, leaf.head, value)
         start = recorder.now()
         result = original(cache, *args)
         if leaf and recorder.is_evaluated:

@@ -80,7 +80,7 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
                     reconcile(recorder, state, leaf, self)
                 is_evaluated = recorder.is_evaluated
                 if is_evaluated:
-                    wait_for_inputs(recorder, state, leaf, (keys, values, account.arrays(self)))
+                    wait_for_inputs(recorder, state, leaf.head, (keys, values, account.arrays(self)))
             except Exception as error:
                 recorder.failed(error)
                 return original(self, keys, values)

@@ -4,7 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from kvtrace.tracer.buffer import CallHead
+from kvtrace.tracer.buffer import CallHead, LeafHead
 from kvtrace.tracer.recorder import CALL_TIMING, Leaf, Recorder, ThreadState
 from kvtrace.tracer.schema import ABSENT, Kind, Timing
 
@@ -69,11 +69,11 @@ def timed(head: CallHead, is_evaluated: bool) -> CallHead:
     return (*head[:4], int(Timing.EVALUATED if is_evaluated else Timing.GRAPH_BUILD))
 
 
-def wait_for_inputs(recorder: Recorder, state: ThreadState, leaf: Leaf | None, arrays: Any) -> None:
-    """Compute the inputs of an operation first; that time is a span of its own, ``upstream``."""
+def wait_for_inputs(recorder: Recorder, state: ThreadState, head: LeafHead | None, arrays: Any) -> None:
+    """Compute the inputs of an operation first; that time is a span of its own, ``upstream``, of the same leaf."""
     start = recorder.now()
     is_done = evaluate(arrays)
     end = recorder.now()
     if is_done and recorder.emit is not None:
-        call, head, values = recorder.row(state, Kind.UPSTREAM, start, end, leaf_head=leaf.head if leaf else None)
-        recorder.emit((call if call[CALL_TIMING] else timed(call, True), head, values))
+        call, of, values = recorder.row(state, Kind.UPSTREAM, start, end, leaf_head=head)
+        recorder.emit((call if call[CALL_TIMING] else timed(call, True), of, values))

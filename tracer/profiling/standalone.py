@@ -140,8 +140,8 @@ def _measured(tap: Tap, cache: Any, name: str) -> Callable[..., Any]:
 
 
 def _wait(tap: Tap, state: ThreadState, cache: Any, arrays: Any) -> None:
-    leaf = tap.leaf(cache) if recorder.emit is not None else None
-    wait_for_inputs(as_recorder(tap), state, leaf, (arrays, STRANGER.arrays(cache)))
+    head = tap.leaf(cache).head if recorder.emit is not None else None
+    wait_for_inputs(as_recorder(tap), state, head, (arrays, STRANGER.arrays(cache)))
 
 
 def _finish(tap: Tap, cache: Any, result: Any, start_ns: int) -> tuple[bool, int]:

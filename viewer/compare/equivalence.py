@@ -109,7 +109,7 @@ def _divergence(number: int, first: Logits, second: Logits) -> Divergence | None
 
 
 def default_tolerance(dtype: str, bits: int | None = None) -> float:
-    """For rounding in ``dtype``; a cache of so many bits adds steps of its own: 8 / 2^bits, half of it seen in practice."""
+    """For rounding in ``dtype``; a cache of so many bits adds its own, half of 8 / 2^bits where tried."""
     rounding = TOLERANCES.get(dtype, _OTHER_DTYPE)
     return rounding if bits is None else max(rounding, 2.0 ** (3 - bits))
 

@@ -123,7 +123,7 @@ class Group:
 
 
 _KEYS: Mapping[By, Callable[[CellKey], Any]] = {
-    "layer": lambda key: (key.model, key.slot),
+    "layer": lambda key: (key.model, key.slot, key.layer if key.slot is None else None),
     "phase": lambda key: key.phase,
     "class": lambda key: key.cache_class,
 }
@@ -142,7 +142,11 @@ def _place(key: CellKey, by: By) -> tuple[Any, ...]:
         return (key.phase is None, key.phase or Phase.PREFILL)
     if by == "class":
         return (key.cache_class is None, key.cache_class or "")
-    return (key.model or "", key.slot is None, _numbers(key.slot or ""), key.slot or "")
+    return (key.model or "", key.slot is None, _numbers(key.slot or ""), key.slot or "", _order(key.layer))
+
+
+def _order(layer: int | None) -> float:
+    return float("inf") if layer is None else layer
 
 
 def _numbers(slot: str) -> list[float]:

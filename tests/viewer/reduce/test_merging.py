@@ -59,7 +59,8 @@ def by_hand(batches: list[Batch], phase: int | None) -> dict[tuple[str | None, s
             continue
         if row["kind"] == Kind.TRIM and row["slot"] == ABSENT:
             continue
-        key = tuple(None if row[name] == ABSENT else STRINGS[row[name]] for name in ("model", "slot"))
+        model, slot = (None if row[name] == ABSENT else STRINGS[row[name]] for name in ("model", "slot"))
+        key = (model, slot, row["layer"] if slot is None and row["layer"] != ABSENT else None)
         figures = layers.setdefault(key, {"updates": [], "tokens": None, "written": None, "peak": None, "ratio": None})
         if row["kind"] in UPDATE_KINDS:
             figures["updates"].append(row["end_ns"] - row["start_ns"])
@@ -83,7 +84,7 @@ def test_the_reduction_is_what_a_loop_over_rows_finds(seed: int, counts: list[in
     chosen = None if phase is None else Phase(phase)
     document = summarize(MemorySource(batches), Filters(phase=chosen)).to_dict()
     found = {
-        (part["model"], part["slot"]): {
+        (part["model"], part["slot"], part["layer"] if part["slot"] is None else None): {
             "updates": None
             if part["update_and_fetch"] is None
             else (part["update_and_fetch"]["count"], round(part["update_and_fetch"]["total_us"] * 1000)),

@@ -13,10 +13,12 @@ import mlx_lm
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
+from kvtrace.tracer.identity import CacheIdentity, identify, require_same
 from kvtrace.tracer.methods import quantization
 from kvtrace.tracer.methods.method import MethodError
 from kvtrace.tracer.methods.registry import ChosenMethod
 from kvtrace.tracer.models import LoadedModel, load_model, prepare_prompt, synthetic_prompt
+from kvtrace.tracer.prompt_caches import saved_identity
 from kvtrace.viewer.commands.options import RunOptions
 from kvtrace.viewer.errors import CommandError
 
@@ -42,7 +44,10 @@ class Job:
     options: RunOptions
     loaded: LoadedModel
     prompt: list[int]
+    identity: CacheIdentity
     method: ChosenMethod | None = None
+    is_cache_known: bool = True
+    """Whether the prompt cache file, where there is one, says what filled it."""
 
     @property
     def notes(self) -> list[str]:
@@ -50,6 +55,8 @@ class Job:
         notes = [] if self.loaded.notice is None else [self.loaded.notice]
         if self.options.max_kv_size is not None and hasattr(self.loaded.model, "make_cache"):
             notes.append("--max-kv-size has no effect: mlx-lm lets this model make its caches itself.")
+        if not self.is_cache_known:
+            notes.append("The prompt cache has no identity: that this model filled it is taken on trust.")
         return notes
 
     def make_cache(self) -> list[Any] | None:
@@ -64,19 +71,43 @@ class Job:
 def prepare(options: RunOptions, text: str | None) -> Job:
     """Load and check. ``text`` is the prompt, None for a synthetic one.
 
-    Raises MethodError, ModelError, PromptError or CommandError, each with a hint.
+    Raises MethodError, ModelError, PromptError, IdentityError or CommandError, each with a hint.
     """
     method = options.choose_method()
-    name = options.model or "demo"
-    if options.prompt_cache_file is not None:
-        name = _model_of_cache(options, _load_cache(options.prompt_cache_file)[1])
+    file = options.prompt_cache_file
+    metadata = {} if file is None else _load_cache(file)[1]
+    owner = saved_identity(metadata)
+    name = _model_of_cache(options, metadata, owner)
     loaded = load_model(name, adapter_path=options.adapter_path, trust_remote_code=options.trust_remote_code)
-    job = Job(options, loaded, _tokens_of_prompt(options, loaded.tokenizer, text), method)
+    identity = _identify(options, loaded, method)
+    if owner is not None:
+        require_same(f"the prompt cache {file!r}", owner, identity)
+    tokens = _tokens_of_prompt(options, loaded.tokenizer, text)
+    job = Job(options, loaded, tokens, identity, method, file is None or owner is not None)
     if method is not None:
         method.check(loaded.model)
     if options.kv_bits is not None:
         check_quantization(loaded.model, options.kv_bits, options.kv_group_size, job.make_cache())
     return job
+
+
+def _identify(options: RunOptions, loaded: LoadedModel, method: ChosenMethod | None) -> CacheIdentity:
+    path = None if loaded.is_demo else loaded.path
+    adapter, described = options.adapter_path, _describe_method(options, method)
+    return identify(loaded.model, loaded.tokenizer, path, adapter, method=described, tenant=options.tenant)
+
+
+def _describe_method(options: RunOptions, method: ChosenMethod | None) -> str:
+    """Name and settings in one fixed order: ``default(kv_bits=4, kv_group_size=64, quantized_kv_start=0)``."""
+    names: list[str] = []
+    if options.max_kv_size is not None and options.prompt_cache_file is None:
+        names = ["max_kv_size"]
+    if options.kv_bits is not None:
+        names = ["kv_bits", "kv_group_size", "quantized_kv_start"]
+    chosen = {name: getattr(options, name) for name in names} if method is None else method.settings
+    settings = ", ".join(f"{name}={chosen[name]}" for name in sorted(chosen))
+    label = "default" if method is None else method.method.name
+    return f"{label}({settings})" if settings else label
 
 
 def _tokens_of_prompt(options: RunOptions, tokenizer: Any, text: str | None) -> list[int]:
@@ -99,10 +130,10 @@ def _load_cache(name: str) -> tuple[list[Any], dict[str, str]]:
     return cache, metadata if isinstance(metadata, dict) else {}
 
 
-def _model_of_cache(options: RunOptions, metadata: dict[str, str]) -> str:
-    """The model that a prompt cache was made with, where the file says so."""
+def _model_of_cache(options: RunOptions, metadata: dict[str, str], owner: CacheIdentity | None) -> str:
+    """The model that a prompt cache was made with, where the file says so; an identity says it better than a name."""
     made_with = metadata.get("model")
-    if options.model is not None and made_with not in (None, options.model):
+    if owner is None and options.model is not None and made_with not in (None, options.model):
         raise CommandError(
             f"the prompt cache was made with {made_with!r}, not {options.model!r}", f"use --model {made_with}"
         )

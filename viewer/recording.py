@@ -108,7 +108,8 @@ def _facts(job: Job) -> dict[str, Any]:
     known = {name: value for name, value in values.items() if value is not None}
     method = {} if job.method is None else job.method.describe()
     said = {name: value for name, value in method.items() if value not in (None, {})}
-    return {"model_path": job.loaded.path, "prompt_tokens": len(job.prompt), **known, **said}
+    run = {"model_path": job.loaded.path, "prompt_tokens": len(job.prompt), "identity": job.identity.to_dict()}
+    return {**run, **known, **said}
 
 
 def losses_of(session: Session) -> list[str]:

@@ -12,8 +12,10 @@ _MAX_FRAMES = 40
 
 
 def unwrapped(cache: Any) -> Any:
-    """The cache itself, of one in a profiler or another transparent proxy."""
-    return getattr(cache, "__wrapped__", cache)
+    """The cache itself, of one in a profiler, a guard or both."""
+    while (inner := getattr(cache, "__wrapped__", None)) is not None:
+        cache = inner
+    return cache
 
 
 def iter_leaves(caches: Any) -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvtrace.exporters.spans import TraceFileSpanExporter, session_span_exporter
+    from kvtrace.tracer.guarding import guard
+    from kvtrace.tracer.identity import CacheIdentity, IdentityError, identify
     from kvtrace.tracer.instrument import instrument, uninstrument
     from kvtrace.tracer.profiling.mlx_cache import MLXCacheProfiler
     from kvtrace.tracer.profiling.profile import LayerProfile, ProfileReport, profile_layers
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from kvtrace.viewer.render.profile import format_profile_table
 
 __all__ = [
+    "CacheIdentity",
+    "IdentityError",
     "KVCacheProfiler",
     "LayerProfile",
     "MLXCacheProfiler",
@@ -27,6 +31,8 @@ __all__ = [
     "TraceFileSpanExporter",
     "__version__",
     "format_profile_table",
+    "guard",
+    "identify",
     "instrument",
     "profile_layers",
     "record",
@@ -36,6 +42,8 @@ __all__ = [
 
 # Imported on first use: `kvtrace --help` and the commands that only read a trace load neither mlx nor OpenTelemetry.
 _HOMES = {
+    "CacheIdentity": "kvtrace.tracer.identity",
+    "IdentityError": "kvtrace.tracer.identity",
     "KVCacheProfiler": "kvtrace.tracer.profiling.standalone",
     "LayerProfile": "kvtrace.tracer.profiling.profile",
     "MLXCacheProfiler": "kvtrace.tracer.profiling.mlx_cache",
@@ -43,6 +51,8 @@ _HOMES = {
     "Session": "kvtrace.tracer.session",
     "TraceFileSpanExporter": "kvtrace.exporters.spans",
     "format_profile_table": "kvtrace.viewer.render.profile",
+    "guard": "kvtrace.tracer.guarding",
+    "identify": "kvtrace.tracer.identity",
     "instrument": "kvtrace.tracer.instrument",
     "profile_layers": "kvtrace.tracer.profiling.profile",
     "record": "kvtrace.tracer.session",

@@ -42,6 +42,7 @@ class RunOptions:
     method: str | None
     bits: int | None
     settings: tuple[str, ...]
+    tenant: str
 
     def check(self) -> None:
         """Refuse, before anything is loaded, what can't be run. Raises CommandError."""
@@ -198,6 +199,9 @@ _OPTIONS = [
         multiple=True,
         metavar="FIELD=VALUE",
         help="Set an option of --method; repeat it for several. `kvtrace methods NAME` lists them.",
+    ),
+    click.option(
+        "--tenant", default="", metavar="LABEL", help="Whom the caches belong to; a prompt cache of another is refused."
     ),
 ]
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from kvtrace.tracer.fingerprints import shorten
 from kvtrace.viewer.render.units import MICROSECOND_UNITS, choose_decimals, choose_unit, format_bytes, format_number
 
 __all__ = ["printable", "render_inventory"]
@@ -13,7 +14,7 @@ _SHOWN: Final = 10
 _OWN: Final = frozenset(
     {"schema_version", "timing", "kvtrace", "mlx", "mlx_lm", "python", "platform", "device", "model", "duration_ns"}
     | {"started_unix_ns", "cost_per_operation_ns", "synchronization_ns", "lost", "hook_failures", "last_hook_failure"}
-    | {"drain_ns", "foreign", "salvaged"}
+    | {"drain_ns", "foreign", "salvaged", "identity"}
 )
 """Facts with a line of their own, or none; the others are what the user asked for, and said as they are."""
 _FOREIGN_COUNTS: Final = ("packets", "events")
@@ -39,6 +40,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "model", ", ".join(document["models"]) or str(facts.get("model") or "")
     options = {name: value for name, value in facts.items() if name not in (*_OWN, *_FOREIGN_COUNTS)}
     yield "options", ", ".join(f"{name} {_plain(value)}" for name, value in options.items())
+    yield "identity", _identity(facts.get("identity"))
     names = {"kvtrace": "kvtrace", "mlx": "mlx", "mlx_lm": "mlx-lm", "python": "Python"}
     yield "versions", ", ".join(f"{names[key]} {facts[key]}" for key in names if facts.get(key))
     yield "device", ", ".join(str(facts[key]) for key in ("device", "platform") if facts.get(key))
@@ -58,6 +60,12 @@ def _lines(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield name, _mapping(counts) if document["is_foreign"] and isinstance(counts, Mapping) else ""
     yield from _trouble_lines(document)
     yield from _size_lines(document)
+
+
+def _identity(identity: Any) -> str:
+    """What the caches belong to, fingerprints shortened."""
+    parts = identity.items() if isinstance(identity, Mapping) else ()
+    return ", ".join(f"{name} {shorten(str(value))}" for name, value in parts if value)
 
 
 def _holds(document: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ def parse(*args: str) -> RunOptions:
     return given[0]
 
 
-OURS = {"prompt_file", "prompt_tokens", "method", "bits", "settings"}
+OURS = {"prompt_file", "prompt_tokens", "method", "bits", "settings", "tenant"}
 if version("mlx-lm").startswith("0.31."):
     OURS.add("prefill_step_size")  # an option of its functions only, before 0.32
 
@@ -46,7 +46,7 @@ def test_names_short_names_and_defaults_are_those_of_mlx_lm() -> None:
     defaults = {name: getattr(parse(), name) for name in RunOptions.__dataclass_fields__}
     expected: dict[str, Any] = {name: theirs[name].default for name in defaults if name not in OURS}
     own = {"prompt": None, "prompt_file": None, "prompt_tokens": None, "prefill_step_size": 2048}
-    own |= {"method": None, "bits": None, "settings": ()}
+    own |= {"method": None, "bits": None, "settings": (), "tenant": ""}
     assert defaults == {**expected, **own}
     assert parse().read_prompt() == theirs["prompt"].default
 
@@ -79,6 +79,7 @@ def test_every_option_arrives() -> None:
         method=None,
         bits=None,
         settings=(),
+        tenant="",
     )
 
 

@@ -1,0 +1,144 @@
+"""Comparisons on the demo model: what holds is measured, what doesn't is caught, and counts equal their predictions."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
+
+from kvtrace.tracer.models import LoadedModel, load_model
+from kvtrace.tracer.work import LayerShape, Work, Workload
+from kvtrace.viewer.compare.counts import Counts
+from kvtrace.viewer.compare.run import Comparison, compare_paths, make_paths, make_prompts
+from kvtrace.viewer.compare.shapes import find_shapes
+from kvtrace.viewer.read import open_trace
+from kvtrace.viewer.reduce.check import check_trace
+
+LAYERS = 4
+
+
+@pytest.fixture(scope="module")
+def demo() -> LoadedModel:
+    return load_model("demo")
+
+
+def compared(demo: LoadedModel, make: Any, load: Workload, tolerance: float = 1e-3, **options: Any) -> Comparison:
+    paths = make_paths(demo.model, None, ("cached", lambda: [make() for _ in range(LAYERS)]), load.chunk_tokens)
+    prompts = make_prompts(demo.tokenizer, load)
+    return compare_paths(demo, paths, prompts, load, tolerance=tolerance, repetitions=1, **options)
+
+
+CACHES: dict[str, tuple[Any, float]] = {
+    "kv": (KVCache, 1e-3),
+    "rotating": (lambda: RotatingKVCache(max_size=64, keep=4), 1e-3),
+    "quantized": (lambda: QuantizedKVCache(64, 8), 1 / 32),
+}
+
+
+@pytest.mark.parametrize("load", [Workload(9, 7), Workload(6, 5, 4, 4)], ids=["one", "a batch of 4, in chunks"])
+@pytest.mark.parametrize("name", CACHES)
+def test_tokens_are_identical_and_every_count_equals_its_prediction(
+    demo: LoadedModel, name: str, load: Workload
+) -> None:
+    make, tolerance = CACHES[name]
+    found = compared(demo, make, load, tolerance)
+    assert found.equivalence.divergence is None
+    assert found.mismatches == []
+    assert found.holds
+    assert found.times is not None
+    rows = [sum(load.batch * n for n in range(load.prompt_tokens, load.fed_tokens + 1)), load.batch * load.fed_tokens]
+    assert [counts.total.projected_rows for counts in found.counts] == [LAYERS * row for row in rows]
+    assert all(counts.predicted is not None for counts in found.counts)
+    assert (found.query_heads, found.kv_heads) == (4, 2)
+
+
+class OffByOne(KVCache):
+    """Says that it is one position further than it is: rotary positions shift."""
+
+    @property
+    def offset(self) -> int:
+        return self._offset + (1 if self._offset else 0)
+
+    @offset.setter
+    def offset(self, value: int) -> None:
+        self._offset = value
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
+        held = self.keys
+        self.keys = keys if held is None else mx.concatenate([held, keys], axis=2)
+        self.values = values if held is None else mx.concatenate([self.values, values], axis=2)
+        self._offset += keys.shape[2]
+        return self.keys, self.values
+
+
+class Stale(KVCache):
+    """Hands out the values of the prompt's last token for every later one."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
+        if self.values is not None:
+            values = mx.broadcast_to(self.values[..., self.offset - 1 : self.offset, :], values.shape)
+        return super().update_and_fetch(keys, values)
+
+
+class Nan(KVCache):
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
+        return super().update_and_fetch(keys, values * mx.nan)
+
+
+@pytest.mark.parametrize("make", [OffByOne, Stale, Nan, lambda: RotatingKVCache(max_size=5)])
+def test_a_cache_that_is_wrong_is_caught_and_not_timed(demo: LoadedModel, make: Any) -> None:
+    found = compared(demo, make, Workload(9, 7))
+    assert not found.equivalence.is_equivalent
+    assert not found.holds
+    assert (found.times, found.memory) == (None, None)
+
+
+def test_a_count_that_is_not_the_predicted_one_is_an_error() -> None:
+    counts = Counts({0: Work(10, 5), 1: Work(10, 5)}, {0: Work(10, 5), 1: Work(10, 6, bytes_read=7)})
+    assert counts.mismatches == [
+        "layer 1: score cells: 5 counted, 6 predicted",
+        "layer 1: bytes read: 0 counted, 7 predicted",
+    ]
+    assert counts.to_dict()["equals_prediction"] is False
+    assert Counts({0: Work(1)}, None, "no formula").to_dict()["equals_prediction"] is None
+
+
+def test_the_recording_holds_both_paths_side_by_side(demo: LoadedModel, tmp_path: Path) -> None:
+    path = tmp_path / "both.pftrace"
+    load = Workload(5, 4)
+    found = compared(demo, KVCache, load, trace=path)
+    trace = open_trace(path)
+    assert check_trace(trace).total == 0
+    forwards: dict[str, list[int]] = {}
+    for batch in trace.batches():
+        for kind, model, tokens in zip(*(batch[name].tolist() for name in ("kind", "model", "tokens")), strict=True):
+            if kind == 4:  # FORWARD
+                forwards.setdefault(batch.strings[model], []).append(tokens)
+    assert forwards == {"demo · uncached": [5, 6, 7, 8], "demo · cached": [5, 1, 1, 1]}
+    assert trace.metadata["max_tokens"] == 4
+    assert found.holds
+
+
+def test_two_caches_against_each_other_are_measured_whatever_differs(demo: LoadedModel) -> None:
+    load = Workload(9, 5)
+    makers = [("kv", lambda: make_prompt_cache(demo.model))]
+    makers += [("4 bits", lambda: [QuantizedKVCache(64, 4) for _ in range(LAYERS)])]
+    paths = make_paths(demo.model, makers[0], makers[1], 2048)
+    found = compare_paths(
+        demo, paths, make_prompts(demo.tokenizer, load), load, tolerance=0, repetitions=1, must_be_equal=False
+    )
+    assert found.names == ("kv", "4 bits")
+    assert 0 < found.equivalence.worst.relative < 0.5
+    assert found.mismatches == []
+    assert found.times is not None
+    dense, packed = (counts.total.bytes_retained for counts in found.counts)
+    assert dense / packed == (64 * 4) / (64 // 8 * 4 + 2 * 4)
+
+
+def test_shapes_are_found_without_computing(demo: LoadedModel) -> None:
+    shapes = find_shapes(demo.model)
+    assert shapes.layers == (LayerShape(4, 2, 64, 64, 4),) * LAYERS
+    rotating = shapes.of_caches([RotatingKVCache(max_size=7)] * LAYERS)
+    assert rotating.layers == (LayerShape(4, 2, 64, 64, 4, cache="rotating", max_size=7),) * LAYERS
+    assert shapes.of_caches([OffByOne()] * LAYERS).why_not == "no formula predicts what OffByOne does"

@@ -57,9 +57,9 @@ class BlockEncoder:
         events = self._requests.arrange(batch.rows[is_long], batch.strings, batch.details)
         loose = b"".join(event_packet(*event) for event in events)
         arranged = self._arranger.arrange(batch.rows[~is_long], batch.strings)
-        totals, rates = self._counters.sample(arranged.rows, batch.strings)
-        samples = encode_samples(totals, rates)
-        sampled = [track for total in totals for track in total.tracks] + list(rates)
+        totals, others = self._counters.sample(batch.rows, batch.strings)
+        samples = encode_samples(totals, others)
+        sampled = [track for total in totals for track in total.tracks] + list(others)
         used = [*(event.track for event in events), *sampled, *extra[1], *(run.track for run in arranged.runs)]
         descriptors = describe_tracks(used)
         index: dict[str, Any] = {"loose": [len(descriptors), len(loose)], **facts}

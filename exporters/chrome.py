@@ -95,7 +95,7 @@ class ChromeWriter:
         events = [
             encode_requests(begun, self._tracks),
             encode_rows(arranged, batch.strings, self._tracks),
-            encode_counters(*self._counters.sample(arranged.rows, batch.strings), self._tracks),
+            encode_counters(*self._counters.sample(batch.rows, batch.strings), self._tracks),
             self._foreign.encode(batch.foreign),
             alarm,
         ]

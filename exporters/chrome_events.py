@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kvtrace.exporters.chrome_json import json_text, microseconds, quoted
 from kvtrace.exporters.chrome_tracks import ChromeTracks
-from kvtrace.exporters.counters import Rates, Totals
+from kvtrace.exporters.counters import Samples, Totals
 from kvtrace.exporters.foreign import CATEGORY, pack_span, shown_ns
 from kvtrace.exporters.layout import Layout
 from kvtrace.exporters.nesting import ForeignLanes, Nested, nest
@@ -47,7 +47,7 @@ def encode_requests(events: Iterable[RequestEvent], tracks: ChromeTracks) -> str
     )
 
 
-def encode_counters(totals: Sequence[Totals], rates: Rates, tracks: ChromeTracks) -> str:
+def encode_counters(totals: Sequence[Totals], samples: Samples, tracks: ChromeTracks) -> str:
     """The UI names a counter after its event and its argument: ``memory resident``, ``decode tokens/s``."""
     lines: list[str] = []
     for total in totals:
@@ -57,9 +57,11 @@ def encode_counters(totals: Sequence[Totals], rates: Rates, tracks: ChromeTracks
         for end_ns, *values in columns.tolist():
             series = ",".join(f"{name}:{value}" for name, value in zip(names, values, strict=True))
             lines.append(_counter_line("memory", process, end_ns, series))
-    for track, samples in rates.items():
+    for track, of_track in samples.items():
         process, name = tracks.process(track), quoted(track.name)
-        lines += [_counter_line("decode", process, time_ns, f"{name}:{rate!r}") for time_ns, rate in samples]
+        _, *groups, _ = track.lineage()
+        event = groups[0].name if groups else "decode"
+        lines += [_counter_line(event, process, time_ns, f"{name}:{value!r}") for time_ns, value in of_track]
     return "".join(lines)
 
 

@@ -1,6 +1,7 @@
 """Tracks: what is shown where, under which name and in which order. Decided here once, for every format.
 
-Per model one root, which carries its requests; below it the counters, then ``forward`` with the layers as children.
+Per model one root, which carries its requests; below it the counters (memory, requests waiting and running where any
+queued, tokens a second), then ``forward`` with the layers as children.
 A second thread has a ``forward`` of its own. Spans that would overlap on a track go to further lanes of it, tracks
 with the same name, parent and rank, which the Perfetto UI draws as one.
 """
@@ -14,6 +15,7 @@ __all__ = [
     "FOREIGN_ROOT",
     "FORWARD_RANK",
     "MEMORY_COUNTERS",
+    "REQUEST_COUNTERS",
     "SLOT_RANK",
     "TAIL_RANK",
     "TRACKS_PER_LAYER",
@@ -39,8 +41,11 @@ MEMORY_COUNTERS: Final = {
 }
 """Column of a forward pass to the name of its counter, in order; all count bytes."""
 
-_RATE_RANK: Final = 1
-FORWARD_RANK: Final = 2
+REQUEST_COUNTERS: Final = ("waiting", "running")
+"""Names of the counters of requests that queue and that are worked on."""
+
+_REQUESTS_RANK, _RATE_RANK = 1, 2
+FORWARD_RANK: Final = 3
 
 # Ranks are 32-bit: layers in order, then slots without a layer, then operations without a slot, then the tail.
 TRACKS_PER_LAYER: Final = 64
@@ -81,6 +86,11 @@ class Layout:
         group = self._track(("memory", model), "memory", self.root(model))
         rank = list(MEMORY_COUNTERS).index(column)
         return self._track(("counter", model, column), MEMORY_COUNTERS[column], group, rank, "bytes")
+
+    def requests(self, model: str | None, name: str) -> Track:
+        """Counter of one of REQUEST_COUNTERS."""
+        group = self._track(("requests", model), "requests", self.root(model), _REQUESTS_RANK)
+        return self._track(("load", model, name), name, group, REQUEST_COUNTERS.index(name), "requests")
 
     def token_rate(self, model: str | None, root: Track) -> Track:
         """Counter of the requests that one lane of the root carries."""

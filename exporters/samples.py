@@ -1,10 +1,10 @@
-"""Counter samples as packets: one record for all totals of a forward pass, one for each rate."""
+"""Counter samples as packets: one record for all totals of a forward pass, one for each other."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from kvtrace.exporters.counters import Rates, Totals
+from kvtrace.exporters.counters import Samples, Totals
 from kvtrace.exporters.holes import Piece, fill
 from kvtrace.exporters.layout import Track
 from kvtrace.exporters.protocol import SESSION_SEQUENCE, TRACE_PACKET, EventField, EventType, PacketField
@@ -16,9 +16,9 @@ __all__ = ["encode_samples"]
 _END = INDEX["end_ns"]
 
 
-def encode_samples(totals: Sequence[Totals], rates: Rates) -> bytes:
+def encode_samples(totals: Sequence[Totals], samples: Samples) -> bytes:
     packets = [_total_samples(total) for total in totals]
-    packets += [_rate_samples(track, samples) for track, samples in rates.items()]
+    packets += [_single_samples(track, of_track) for track, of_track in samples.items()]
     return b"".join(packets)
 
 
@@ -34,12 +34,12 @@ def _total_samples(total: Totals) -> bytes:
     return fill(record, [_END, *places], values).tobytes()
 
 
-def _rate_samples(track: Track, samples: list[tuple[int, float]]) -> bytes:
+def _single_samples(track: Track, samples: list[tuple[int, float]]) -> bytes:
     times = np.array([[time_ns for time_ns, _ in samples]])
-    rates = np.array([[rate] for _, rate in samples], "<f8")
+    values = np.array([[value] for _, value in samples], "<f8")
     value = Piece().constant(double(EventField.DOUBLE_COUNTER_VALUE, 0.0))
     records = fill(_sample(track, padded_widths(times)[0], value), [_END], times)
-    records[:, -rates.itemsize :] = rates.view(np.uint8)  # the value is the last field of the packet
+    records[:, -values.itemsize :] = values.view(np.uint8)  # the value is the last field of the packet
     return records.tobytes()
 
 

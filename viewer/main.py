@@ -14,6 +14,8 @@ __all__ = ["cli", "main"]
 _COMMANDS: Mapping[str, str] = {
     "record": "Run a model and record what its key-value cache does.",
     "profile": "Run a model and say as JSON what its caches cost and really hold.",
+    "compare": "Say what a cache saves: equal tokens, then work, time, memory.",
+    "bench": "Serve many requests at once: latency, throughput and memory.",
     "summary": "Say per layer where time and bytes went.",
     "info": "Say what a trace holds: what ran, counts, losses, damage, size.",
     "check": "Check that a recording is whole and right; exit status 1 if not.",

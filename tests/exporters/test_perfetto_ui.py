@@ -94,6 +94,9 @@ def test_tracks_are_ordered_as_designed(opened: OpenedTrace) -> None:
         "MLX peak",
         "MLX cache",
         "process resident",
+        "requests",
+        "waiting",
+        "running",
         "tokens/s",
         "forward",
         "layer 00",
@@ -110,6 +113,7 @@ def test_counters_hold_the_totals_of_each_forward_pass(opened: OpenedTrace) -> N
         join counter_track track on counter.track_id = track.id order by track.name, ts""")
     ends = [121_000 + 130_000 * step for step in range(5)]
     expected = [("tokens/s", end + 900, 1e9 / 130_000) for end in ends[1:]]
+    expected += [("waiting", 900, 1.0), ("waiting", 950, 0.0), ("running", 950, 1.0), ("running", 651_000, 0.0)]
     for step, end in enumerate(ends):
         size = 192 * (64 + step) * 3
         samples = {

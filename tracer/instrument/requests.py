@@ -11,9 +11,14 @@ __all__ = ["Request"]
 
 
 class Request:
-    """A request from the call of a generator to its end. Only the thread that runs the generator touches it."""
+    """A request from the call of a generator to its end. Only the thread that runs the generator touches it.
 
-    def __init__(self, recorder: Recorder, state: ThreadState, model_name: str, operation: str) -> None:
+    Moments are now; who serves many requests says when it happened instead, ``at_ns`` on the recorder's clock.
+    """
+
+    def __init__(
+        self, recorder: Recorder, state: ThreadState, model_name: str, operation: str, at_ns: int | None = None
+    ) -> None:
         self._recorder = recorder
         self._strings = recorder.strings
         self.number = recorder.next_request()
@@ -22,7 +27,7 @@ class Request:
         self._prompt_tokens = ABSENT
         self._seen: dict[int, int] = {}  # prompt and generated tokens that each model has processed
         self._phase: Kind | None = None
-        self._phase_start_ns = self._start_ns = recorder.now()
+        self._phase_start_ns = self._start_ns = recorder.now() if at_ns is None else at_ns
         self._tokens = 0
         self.is_stepping = False  # generate_step has taken it over
         self._details: dict[str, AttributeValue] = {}
@@ -44,10 +49,18 @@ class Request:
         if self.is_current:
             self._recorder.describe(self.number, self._details)
 
-    def begin_prefill(self, state: ThreadState, prompt_tokens: int) -> None:
+    def begin_queue(self, state: ThreadState, at_ns: int) -> None:
+        """It waits to be served."""
+        self._enter(state, Kind.QUEUE, at_ns)
+
+    def begin_prefill(self, state: ThreadState, prompt_tokens: int, at_ns: int | None = None) -> None:
         self._prompt_tokens = prompt_tokens
         self.detail(usage__input_tokens=prompt_tokens)
-        self._enter(state, Kind.PREFILL)
+        self._enter(state, Kind.PREFILL, at_ns)
+
+    def begin_decode(self, state: ThreadState, at_ns: int) -> None:
+        """The first pass beyond the prompt begins; without being told so, ``advance`` finds it."""
+        self._enter(state, Kind.DECODE, at_ns)
 
     def advance(self, state: ThreadState, model: Any, tokens: int) -> int:
         """Count a forward pass of a model over so many tokens, and return its phase.
@@ -64,22 +77,22 @@ class Request:
             self._enter(state, Kind.DECODE)
         return int(Phase.DECODE)
 
-    def hand_out(self, state: ThreadState) -> None:
+    def hand_out(self, state: ThreadState, at_ns: int | None = None) -> None:
         """A token has been handed to the caller."""
-        now = self._recorder.now()
+        now = self._recorder.now() if at_ns is None else at_ns
         if self._tokens == 0:
             self.detail(response__time_to_first_chunk=(now - self._start_ns) / 1e9)
         self._emit(state, Kind.TOKEN, now, now, position=self._prompt_tokens + self._tokens, tokens=1)
         self._tokens += 1
 
-    def close(self, state: ThreadState) -> None:
-        now = self._recorder.now()
+    def close(self, state: ThreadState, at_ns: int | None = None) -> None:
+        now = self._recorder.now() if at_ns is None else at_ns
         self._leave(state, now)
         self.detail(usage__output_tokens=self._tokens)
         self._emit(state, Kind.REQUEST, self._start_ns, now, name=self._name, tokens=self._prompt_tokens)
 
-    def _enter(self, state: ThreadState, phase: Kind) -> None:
-        now = self._recorder.now()
+    def _enter(self, state: ThreadState, phase: Kind, at_ns: int | None = None) -> None:
+        now = self._recorder.now() if at_ns is None else at_ns
         self._leave(state, now)
         self._phase, self._phase_start_ns = phase, now
         self._emit(state, phase, now, ABSENT)

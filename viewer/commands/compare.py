@@ -27,7 +27,7 @@ Exit status:
 _NOT_EQUIVALENT = 3
 
 
-@click.command(epilog=_EPILOG, short_help="Say what a cache saves: same tokens first, then work, time and memory.")
+@click.command(epilog=_EPILOG, short_help="Say what a cache saves: equal tokens, then work, time, memory.")
 @model_options
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Sequences.")
 @click.option(

@@ -1,0 +1,1 @@
+"""Serving many requests at once by mlx-lm's batch generator, measured, recorded and held against each prompt alone."""

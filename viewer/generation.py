@@ -22,7 +22,7 @@ from kvtrace.tracer.prompt_caches import saved_identity
 from kvtrace.viewer.commands.options import RunOptions
 from kvtrace.viewer.errors import CommandError
 
-__all__ = ["Generation", "Job", "check_quantization", "generate", "prepare"]
+__all__ = ["Generation", "Job", "check_quantization", "generate", "identify_job", "prepare"]
 
 OnPrefill = Callable[[int, int], None]
 OnText = Callable[[str, int], None]
@@ -79,7 +79,7 @@ def prepare(options: RunOptions, text: str | None) -> Job:
     owner = saved_identity(metadata)
     name = _model_of_cache(options, metadata, owner)
     loaded = load_model(name, adapter_path=options.adapter_path, trust_remote_code=options.trust_remote_code)
-    identity = _identify(options, loaded, method)
+    identity = identify_job(options, loaded, method)
     if owner is not None:
         require_same(f"the prompt cache {file!r}", owner, identity)
     tokens = _tokens_of_prompt(options, loaded.tokenizer, text)
@@ -91,7 +91,8 @@ def prepare(options: RunOptions, text: str | None) -> Job:
     return job
 
 
-def _identify(options: RunOptions, loaded: LoadedModel, method: ChosenMethod | None) -> CacheIdentity:
+def identify_job(options: RunOptions, loaded: LoadedModel, method: ChosenMethod | None) -> CacheIdentity:
+    """What caches of such a run belong to."""
     path = None if loaded.is_demo else loaded.path
     adapter, described = options.adapter_path, _describe_method(options, method)
     return identify(loaded.model, loaded.tokenizer, path, adapter, method=described, tenant=options.tenant)

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from kvtrace.tracer.identity import CacheIdentity
 from kvtrace.tracer.methods.registry import ChosenMethod, choose_method
 from kvtrace.tracer.models import LoadedModel, load_model
 from kvtrace.tracer.work import Work, Workload
@@ -22,6 +23,7 @@ from kvtrace.viewer.compare.paths import Path
 from kvtrace.viewer.compare.run import Comparison, OnProgress, compare_paths, make_paths, make_prompts, predict
 from kvtrace.viewer.compare.shapes import find_shapes
 from kvtrace.viewer.errors import CommandError
+from kvtrace.viewer.generation import identify_job
 from kvtrace.viewer.render.compare import lines_of_prediction
 
 __all__ = ["Asked"]
@@ -39,6 +41,7 @@ class Asked:
     paths: tuple[Path, Path]
     tolerance: float
     methods: tuple[ChosenMethod | None, ChosenMethod | None]
+    identity: CacheIdentity
     is_against: bool
 
     @classmethod
@@ -72,6 +75,7 @@ class Asked:
             make_paths(loaded.model, *paths, load.chunk_tokens),
             allowed if tolerance is None else tolerance,
             (method, other),
+            identify_job(options, loaded, method),
             other is not None,
         )
 
@@ -84,6 +88,7 @@ class Asked:
             tolerance=self.tolerance,
             repetitions=repetitions,
             trace=trace,
+            facts={"identity": self.identity.to_dict()},
             must_be_equal=not self.is_against,
             on_progress=on_progress,
         )

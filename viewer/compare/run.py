@@ -3,9 +3,10 @@
 Imports mlx: only commands that run a model import this.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -85,20 +86,21 @@ def compare_paths(
     tolerance: float,
     repetitions: int,
     trace: FilePath | None = None,
+    facts: Mapping[str, Any] = MappingProxyType({}),
     must_be_equal: bool = True,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> Comparison:
     """Both paths over the same tokens, those that the first one chooses.
 
     With ``must_be_equal``, time and memory are only measured where logits and tokens agree and every count is the
-    predicted one. ``trace`` records the counted run into a file, which it replaces.
+    predicted one. ``trace`` records the counted run into a file, which it replaces; ``facts`` go into its metadata.
     """
     shapes = find_shapes(loaded.model)
     predictions = [predict(path, shapes, load) for path in paths]
     session = record(trace, timing="evaluated", overwrite=True, model=loaded.name)
     names = [f"{loaded.name} · {path.name}" for path in paths]
     with session:
-        session.annotate(prompt_tokens=load.prompt_tokens, max_tokens=load.new_tokens, batch_size=load.batch)
+        session.annotate(prompt_tokens=load.prompt_tokens, max_tokens=load.new_tokens, batch_size=load.batch, **facts)
         steps = _run_in_step(loaded.model, paths, names, prompts, load.new_tokens, on_progress)
     hooks.models.name(loaded.model, loaded.name)
     works = count_work(_batches(session), names)

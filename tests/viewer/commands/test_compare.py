@@ -98,7 +98,7 @@ def test_a_trace_of_both_paths(run: Run) -> None:
     assert (metadata["prompt_tokens"], metadata["batch_size"]) == (9, 1)
     assert metadata["identity"]["method"] == "default"
     again = run("compare", *SHORT, "-o", "both.pftrace")
-    assert (again.exit_code, again.stderr.splitlines()[0]) == (2, "Error: both.pftrace exists")
+    assert (again.exit_code, again.stderr.splitlines()[0]) == (2, "Error: 'both.pftrace' exists")
 
 
 @pytest.mark.parametrize(

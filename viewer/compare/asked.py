@@ -64,15 +64,15 @@ class Asked:
             if chosen is not None:
                 chosen.check(loaded.model)
         load = Workload(options.prompt_tokens or 8, options.max_tokens, batch, options.prefill_step_size)
-        first = _cache_of(loaded.model, method)
-        paths = (None, first) if other is None else (first, _cache_of(loaded.model, other))
+        own = _cache_of(loaded.model, method)
+        first, second = (None, own) if other is None else (own, _cache_of(loaded.model, other))
         bits = [chosen.bits for chosen in (method, other) if chosen is not None and chosen.method.name == "quantized"]
         allowed = default_tolerance(dtype_of(loaded.model), min((b for b in bits if b is not None), default=None))
         return cls(
             loaded,
             make_prompts(loaded.tokenizer, load),
             load,
-            make_paths(loaded.model, *paths, load.chunk_tokens),
+            make_paths(loaded.model, first, second, load.chunk_tokens),
             allowed if tolerance is None else tolerance,
             (method, other),
             identify_job(options, loaded, method),
@@ -116,7 +116,8 @@ class Asked:
 
 def dtype_of(model: Any) -> str:
     """The type of numbers that a model computes in: of its first floating-point weights."""
-    for _, weight in tree_flatten(model.parameters()):
+    weights: Any = tree_flatten(model.parameters())
+    for _, weight in weights:
         if mx.issubdtype(weight.dtype, mx.floating):
             return str(weight.dtype).rpartition(".")[2]
     return "unknown"

@@ -39,7 +39,7 @@ class UncachedPath:
 
     def step(self, tokens: mx.array) -> mx.array:
         self._prefix = tokens if self._prefix is None else mx.concatenate([self._prefix, tokens], axis=1)
-        logits = self._model(self._prefix)[:, -1]
+        logits: mx.array = self._model(self._prefix)[:, -1]
         mx.eval(logits)
         return logits
 
@@ -58,11 +58,9 @@ class CachedPath:
         self.caches = self._make_caches()
 
     def step(self, tokens: mx.array) -> mx.array:
-        logits = None
         for start in range(0, tokens.shape[1], self._chunk_tokens):
-            logits = self._model(tokens[:, start : start + self._chunk_tokens], cache=self.caches)[:, -1]
+            logits: mx.array = self._model(tokens[:, start : start + self._chunk_tokens], cache=self.caches)[:, -1]
             mx.eval(logits)
-        assert logits is not None, "no tokens"
         return logits
 
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import RotatingKVCache
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from operations import Operation, balances_of, last_slots, operations_of, positions_are_contiguous
 
 from kvtrace import record
@@ -255,3 +255,16 @@ def test_totals_of_a_forward_pass_are_those_of_its_caches(demo: LoadedModel) -> 
     assert last.fp16_baseline * 2 == last.resident
     assert 0 < last.mlx_active <= last.mlx_peak
     assert last.process_resident > 10_000_000
+
+
+def test_tokens_of_a_prompt_cache_are_input_tokens_that_were_read_from_it() -> None:
+    """GenAI conventions: input tokens are all of them; a summary's speed counts those that were processed."""
+    demo = load_model("demo")
+    caches = make_prompt_cache(demo.model)
+    with record() as session:
+        for prompt in (list(range(30)), list(range(5))):
+            list(mlx_lm.stream_generate(demo.model, demo.tokenizer, prompt, max_tokens=3, prompt_cache=caches))
+    totals = session.summary().to_dict()["totals"]
+    # The second prompt follows the first one's 30 and 3 generated ones.
+    assert (totals["prompt_tokens"], totals["cached_prompt_tokens"]) == (30 + 33 + 5, 33)
+    assert totals["generated_tokens"] == 6

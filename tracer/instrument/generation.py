@@ -119,8 +119,10 @@ def _begin_steps(recorder: Recorder, models: Models, request: Request | None, ar
                 models.hook(model)
         embeddings = arguments.get("input_embeddings")
         prompt = arguments["prompt"] if embeddings is None else embeddings
-        request.detail(usage__cache_read__input_tokens=_cached_tokens(arguments.get("prompt_cache")))
+        cached = _cached_tokens(arguments.get("prompt_cache"))
         request.begin_prefill(recorder.local.state, len(prompt))
+        # By the convention, input tokens are all of them, those that a cache holds included.
+        request.detail(usage__cache_read__input_tokens=cached, usage__input_tokens=len(prompt) + (cached or 0))
     except Exception as error:
         recorder.failed(error)
 

@@ -34,7 +34,8 @@ def held_arrays(owner: Any) -> list[Any] | None:
     for _ in range(_MOST_LEVELS):
         below: list[Any] = []
         for item in level:
-            if hasattr(item, "nbytes") and hasattr(item, "shape"):
+            cls = type(item)  # asked instead of the item: a cache's own nbytes may raise
+            if hasattr(cls, "nbytes") and hasattr(cls, "shape"):
                 arrays.append(item)
                 continue
             for child in _children(item):

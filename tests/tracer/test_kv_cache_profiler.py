@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import QuantizedKVCache
 from operations import operations_of
 from test_true_timing import matmul_chain, share
 
@@ -321,3 +322,35 @@ def test_an_error_of_the_cache_is_the_callers() -> None:
         profiler.attend(vector(0))
     drive(profiler, 1)
     assert profiler.profile().n_dequantize_calls == 1
+
+
+class Bare:
+    """Can't be referred to weakly, and holds a cache that can't say its size."""
+
+    __slots__ = ("inner", "kept")
+
+    def __init__(self) -> None:
+        self.inner = QuantizedKVCache()  # while it is empty its nbytes raises
+        self.kept: list[mx.array] = []
+
+    def append_key(self, k: mx.array) -> None:
+        self.kept.append(k)
+
+    def append_value(self, v: mx.array) -> None:
+        self.kept.append(v)
+
+    def attend(self, q: mx.array) -> mx.array:
+        return mx.stack(self.kept) @ q
+
+
+def test_a_cache_that_can_t_be_recorded_still_runs_and_that_is_told() -> None:
+    before = recorder.hook_failures
+    profiler = KVCacheProfiler(Bare())
+    with record(timing="evaluated") as session:
+        outputs = drive(profiler, 3)
+    assert [bool(mx.array_equal(*pair)) for pair in zip(outputs, drive(Bare(), 3), strict=True)] == [True] * 3
+    assert profiler.profile().n_quantize_calls == 3
+    assert profiler.profile().peak_memory_bytes == 3 * 2 * SIZE * 4
+    assert session.metadata["hook_failures"] > 0
+    assert "weak reference" in session.metadata["last_hook_failure"]
+    recorder.hook_failures = before

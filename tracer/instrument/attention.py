@@ -37,13 +37,17 @@ def attend_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
             return original(queries, keys, values, cache, scale, mask, sinks)
         state.is_busy = True
         try:
-            leaf = recorder.leaves.get(id(cache))
-            if leaf is None or not state.owns_each_layer:
-                leaf = _owner(recorder, state, keys, cache, leaf)
-            head, position = (leaf.head, leaf.position) if leaf is not None else (_cacheless_head(state), ABSENT)
-            is_evaluated = recorder.is_evaluated
-            if is_evaluated:
-                wait_for_inputs(recorder, state, head, (queries, keys, values))
+            try:
+                leaf = recorder.leaves.get(id(cache))
+                if leaf is None or not state.owns_each_layer:
+                    leaf = _owner(recorder, state, keys, cache, leaf)
+                head, position = (leaf.head, leaf.position) if leaf is not None else (_cacheless_head(state), ABSENT)
+                is_evaluated = recorder.is_evaluated
+                if is_evaluated:
+                    wait_for_inputs(recorder, state, head, (queries, keys, values))
+            except Exception as error:
+                recorder.failed(error)
+                return original(queries, keys, values, cache, scale, mask, sinks)
             start = now()
             result = original(queries, keys, values, cache, scale, mask, sinks)
             is_evaluated = is_evaluated and evaluate(result)

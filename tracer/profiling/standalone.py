@@ -140,8 +140,11 @@ def _measured(tap: Tap, cache: Any, name: str) -> Callable[..., Any]:
 
 
 def _wait(tap: Tap, state: ThreadState, cache: Any, arrays: Any) -> None:
-    head = tap.leaf(cache).head if recorder.emit is not None else None
-    wait_for_inputs(as_recorder(tap), state, head, (arrays, STRANGER.arrays(cache)))
+    try:
+        head = tap.leaf(cache).head if recorder.emit is not None else None
+        wait_for_inputs(as_recorder(tap), state, head, (arrays, STRANGER.arrays(cache)))
+    except Exception as error:
+        recorder.failed(error)
 
 
 def _finish(tap: Tap, cache: Any, result: Any, start_ns: int) -> tuple[bool, int]:
@@ -150,7 +153,11 @@ def _finish(tap: Tap, cache: Any, result: Any, start_ns: int) -> tuple[bool, int
     The time that looking for the arrays takes is not the call's.
     """
     is_evaluated, end = evaluate(result), tap.now()
-    inside = STRANGER.arrays(cache)
+    try:
+        inside = STRANGER.arrays(cache)
+    except Exception as error:
+        recorder.failed(error)
+        return False, end
     looked = tap.now()
     return evaluate(inside) and is_evaluated, end + tap.now() - looked
 

@@ -8,6 +8,7 @@ import mlx.core as mx
 from mlx_lm.models import base
 from mlx_lm.models.cache import ConcatenateKVCache, KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 
+from kvtrace.tracer.instrument.layers import layer_indices
 from kvtrace.tracer.instrument.patches import Patches
 from kvtrace.tracer.work import LayerShape
 
@@ -58,6 +59,8 @@ def find_shapes(model: Any) -> Shapes:
     for tokens in (1, 2):
         caches = make_prompt_cache(model)
         passes[tokens] = _attends(model, mx.zeros((1, tokens), mx.int32), caches)
+    if len(caches) != len(layer_indices(model)):
+        return Shapes(None, "this model's caches are not one for each layer")
     odd = [type(cache).__name__ for cache in caches if type(cache) not in (KVCache, RotatingKVCache)]
     if odd:
         return Shapes(None, f"no formula predicts what {odd[0]} does")

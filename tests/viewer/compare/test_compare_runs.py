@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import architectures
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
@@ -142,3 +143,45 @@ def test_shapes_are_found_without_computing(demo: LoadedModel) -> None:
     rotating = shapes.of_caches([RotatingKVCache(max_size=7)] * LAYERS)
     assert rotating.layers == (LayerShape(4, 2, 64, 64, 4, cache="rotating", max_size=7),) * LAYERS
     assert shapes.of_caches([OffByOne()] * LAYERS).why_not == "no formula predicts what OffByOne does"
+
+
+def architectures_with_a_formula() -> list[str]:
+    """Grouped queries, windows, latent heads, shared keys of other sizes: what a formula has to handle."""
+    wanted = [
+        "cohere2",
+        "deepseek_v2",
+        "deepseek_v3",
+        "exaone4",
+        "gemma3_text",
+        "gpt_oss",
+        "llama",
+        "minicpm3",
+        "mistral3",
+    ]
+    return [name for name in wanted if name in architectures.names()]
+
+
+@pytest.mark.parametrize("name", architectures_with_a_formula())
+def test_counts_of_other_architectures_equal_their_predictions(name: str) -> None:
+    model, load = architectures.build(name), Workload(9, 4, 2, 5)
+    loaded = LoadedModel(model, None, name, name, False, None)
+    paths = make_paths(model, None, ("cached", lambda: list(make_prompt_cache(model))), load.chunk_tokens)
+    prompts = mx.random.randint(0, 50, (2, 9), key=mx.random.key(1))
+    found = compare_paths(loaded, paths, prompts, load, tolerance=1e-3, repetitions=1)
+    assert all(counts.predicted is not None for counts in found.counts), [counts.why_not for counts in found.counts]
+    assert found.mismatches == []
+    assert found.holds
+
+
+@pytest.mark.parametrize(
+    ("name", "why_not"),
+    [
+        ("mamba", "no formula predicts what ArraysCache does"),
+        ("deepseek_v32", "no formula predicts what CacheList does"),
+        ("nanbeige", "this model's caches are not one for each layer"),
+        ("gemma2", "this model's layers don't attend to one cache each"),
+    ],
+)
+def test_where_no_formula_holds_it_says_why(name: str, why_not: str) -> None:
+    shapes = find_shapes(architectures.build(name))
+    assert (shapes.layers, shapes.why_not) == (None, why_not)

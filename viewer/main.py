@@ -15,6 +15,7 @@ _COMMANDS: Mapping[str, str] = {
     "record": "Run a model and record what its key-value cache does.",
     "profile": "Run a model and say as JSON what its caches cost and really hold.",
     "compare": "Say what a cache saves: equal tokens, then work, time, memory.",
+    "sweep": "Compare over a grid of workloads: a row each, and a picture.",
     "bench": "Serve many requests at once: latency, throughput and memory.",
     "summary": "Say per layer where time and bytes went.",
     "info": "Say what a trace holds: what ran, counts, losses, damage, size.",

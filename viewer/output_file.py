@@ -9,7 +9,7 @@ from pathlib import Path
 from kvtrace.tracer.formats import UnknownFormatError, find_writer, known_suffixes
 from kvtrace.viewer.errors import CommandError
 
-__all__ = ["check_output", "default_output"]
+__all__ = ["check_output", "check_place", "default_output"]
 
 
 def default_output(model: str, now: datetime) -> Path:
@@ -27,6 +27,11 @@ def check_output(path: Path, *, may_replace: bool) -> None:
     except UnknownFormatError as error:
         known = " or ".join(known_suffixes())
         raise CommandError(f"no trace format has the suffix of {path.name!r}", f"name it *{known}") from error
+    check_place(path, may_replace=may_replace)
+
+
+def check_place(path: Path, *, may_replace: bool) -> None:
+    """The same for a file of any format."""
     if not path.parent.is_dir():
         raise CommandError(f"no folder {str(path.parent)!r}", "make it first, or choose another name")
     if path.is_dir():

@@ -25,7 +25,7 @@ class RunProgress:
         self._task: TaskID | None = None
         self._what = ""
 
-    def show(self, what: str, done: int = 0, total: int | None = None) -> None:
+    def show(self, what: str, done: int = 0, total: int | None = None, unit: str = "tokens") -> None:
         """Move the bar; a new ``what`` replaces it. Without ``total`` the end is unknown."""
         if self._bars.disable:
             return
@@ -34,7 +34,7 @@ class RunProgress:
             self._bars.start()
             self._what, self._task = what, self._bars.add_task(what, total=total, amount="")
         if self._task is not None:
-            amount = "" if total is None else f"{done:,}/{total:,} tokens"
+            amount = "" if total is None else f"{done:,}/{total:,} {unit}"
             self._bars.update(self._task, completed=done, total=total, amount=amount)
 
     def clear(self) -> None:

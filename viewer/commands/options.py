@@ -1,20 +1,22 @@
 """The options that choose and run a model, shared by every command that runs one. Names and defaults are mlx-lm's."""
 
 import functools
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvtrace.viewer.commands.lists import CommaList
 from kvtrace.viewer.errors import CommandError
 
 if TYPE_CHECKING:
     from kvtrace.tracer.methods.registry import ChosenMethod
 
-__all__ = ["RunOptions", "model_options"]
+__all__ = ["RunOptions", "model_options", "sweep_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,25 +116,29 @@ def _as_int(_: click.Context, __: click.Parameter, value: str | None) -> int | N
 
 _EXAMPLES = {"--bits": "--method quantized --bits 4", "--set": "--method rotating --set max_size=1024"}
 _COUNT = click.IntRange(min=1)
-_OPTIONS = [
-    click.option(
+_OPTIONS = {
+    "model": click.option(
         "--model",
         metavar="MODEL",
         help="Folder or hub id of a model; demo: a small one with random weights, no download. [default: demo]",
     ),
-    click.option("--adapter-path", metavar="DIR", help="Folder of trained adapter weights."),
-    click.option("--trust-remote-code", is_flag=True, help="Let the model's own code run."),
-    click.option(
+    "adapter_path": click.option("--adapter-path", metavar="DIR", help="Folder of trained adapter weights."),
+    "trust_remote_code": click.option("--trust-remote-code", is_flag=True, help="Let the model's own code run."),
+    "prompt": click.option(
         "--prompt", "-p", metavar="TEXT", help="What to say to the model; - reads it from stdin. [default: hello]"
     ),
-    click.option("--prompt-file", metavar="FILE", help="Read the prompt from a file; - is stdin."),
-    click.option("--prompt-tokens", type=_COUNT, metavar="N", help="Make up a prompt of exactly N tokens."),
-    click.option("--system-prompt", metavar="TEXT", help="System prompt for the chat template."),
-    click.option("--ignore-chat-template", is_flag=True, help="Give the model the bare prompt."),
-    click.option(
+    "prompt_file": click.option("--prompt-file", metavar="FILE", help="Read the prompt from a file; - is stdin."),
+    "prompt_tokens": click.option(
+        "--prompt-tokens", type=_COUNT, metavar="N", help="Make up a prompt of exactly N tokens."
+    ),
+    "system_prompt": click.option("--system-prompt", metavar="TEXT", help="System prompt for the chat template."),
+    "ignore_chat_template": click.option(
+        "--ignore-chat-template", is_flag=True, help="Give the model the bare prompt."
+    ),
+    "prompt_cache_file": click.option(
         "--prompt-cache-file", metavar="FILE", help="Continue from a prompt cache made by mlx_lm.cache_prompt."
     ),
-    click.option(
+    "max_tokens": click.option(
         "--max-tokens",
         "-m",
         type=_COUNT,
@@ -141,33 +147,33 @@ _OPTIONS = [
         metavar="N",
         help="Generate at most so many tokens.",
     ),
-    click.option(
+    "temp": click.option(
         "--temp",
         type=click.FloatRange(min=0),
         default=0.0,
         show_default=True,
         help="Sampling temperature; 0 always takes the likeliest token.",
     ),
-    click.option(
+    "top_p": click.option(
         "--top-p",
         type=click.FloatRange(min=0, max=1),
         default=1.0,
         show_default=True,
         help="Sample from the likeliest tokens of this joint probability.",
     ),
-    click.option(
+    "seed": click.option(
         "--seed", type=click.IntRange(min=0), metavar="N", help="Seed of the random numbers that sampling takes."
     ),
-    click.option(
+    "max_kv_size": click.option(
         "--max-kv-size", type=_COUNT, metavar="N", help="Keep at most N tokens in each cache: rotating caches."
     ),
-    click.option(
+    "kv_bits": click.option(
         "--kv-bits",
         type=click.Choice(["1", "2", "3", "4", "5", "6", "8"]),
         callback=_as_int,
         help="Quantize the cache to so many bits a number.",
     ),
-    click.option(
+    "kv_group_size": click.option(
         "--kv-group-size",
         type=click.Choice(["32", "64", "128"]),
         default="64",
@@ -175,7 +181,7 @@ _OPTIONS = [
         callback=_as_int,
         help="Numbers that share a scale in a quantized cache.",
     ),
-    click.option(
+    "quantized_kv_start": click.option(
         "--quantized-kv-start",
         type=click.IntRange(min=0),
         default=5000,
@@ -183,7 +189,7 @@ _OPTIONS = [
         metavar="N",
         help="Quantize once a cache holds N tokens.",
     ),
-    click.option(
+    "prefill_step_size": click.option(
         "--prefill-step-size",
         type=_COUNT,
         default=2048,
@@ -191,28 +197,76 @@ _OPTIONS = [
         metavar="N",
         help="Process so many prompt tokens at a time.",
     ),
-    click.option("--method", metavar="NAME", help="Make the caches by this method; `kvtrace methods` lists them."),
-    click.option("--bits", type=_COUNT, metavar="N", help="Bits a number takes in the caches of --method."),
-    click.option(
+    "method": click.option(
+        "--method", metavar="NAME", help="Make the caches by this method; `kvtrace methods` lists them."
+    ),
+    "bits": click.option("--bits", type=_COUNT, metavar="N", help="Bits a number takes in the caches of --method."),
+    "settings": click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="FIELD=VALUE",
         help="Set an option of --method; repeat it for several. `kvtrace methods NAME` lists them.",
     ),
-    click.option(
+    "tenant": click.option(
         "--tenant", default="", metavar="LABEL", help="Whom the caches belong to; a prompt cache of another is refused."
     ),
-]
+}
+_LISTS = {
+    "prompt_tokens": click.option(
+        "--prompt-tokens",
+        type=CommaList(_COUNT),
+        default="8,32",
+        show_default=True,
+        metavar="N,…",
+        help="Make up prompts of exactly so many tokens.",
+    ),
+    "max_tokens": click.option(
+        "--max-tokens",
+        "-m",
+        type=CommaList(_COUNT),
+        default="8,32",
+        show_default=True,
+        metavar="N,…",
+        help="Generate exactly so many tokens.",
+    ),
+    "method": click.option(
+        "--method",
+        type=CommaList(click.STRING),
+        metavar="NAME,…",
+        help="Make the caches by these methods; `kvtrace methods` lists them. [default: the model's own caches]",
+    ),
+}
+"""What takes several values where workloads are swept, in place of the options of the same names."""
 
 
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command, which takes them, checked, as ``options: RunOptions``."""
+    return _add(_OPTIONS, _checked, function)
 
+
+def sweep_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same with lists: the command takes ``options: tuple[RunOptions, ...]``, one for each combination, checked."""
+    return _add({**_OPTIONS, **_LISTS}, _combinations, function)
+
+
+def _add(
+    shared: Mapping[str, Callable[..., Any]], make: Callable[[dict[str, Any]], Any], function: Callable[..., Any]
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(**values: Any) -> Any:
-        options = RunOptions(**{field.name: values.pop(field.name) for field in fields(RunOptions)})
-        options.check()
+        options = make({field.name: values.pop(field.name) for field in fields(RunOptions)})
         return function(options=options, **values)
 
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), run)
+    return functools.reduce(lambda wrapped, option: option(wrapped), list(shared.values())[::-1], run)
+
+
+def _checked(values: Mapping[str, Any]) -> RunOptions:
+    options = RunOptions(**values)
+    options.check()
+    return options
+
+
+def _combinations(values: Mapping[str, Any]) -> tuple[RunOptions, ...]:
+    points = itertools.product(*(values[name] or (None,) for name in _LISTS))
+    return tuple(_checked({**values, **dict(zip(_LISTS, point, strict=True))}) for point in points)

@@ -3,7 +3,7 @@
 Imports mlx: only commands that run a model import this.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -26,14 +26,14 @@ from kvtrace.viewer.errors import CommandError
 from kvtrace.viewer.generation import identify_job
 from kvtrace.viewer.render.compare import lines_of_prediction
 
-__all__ = ["Asked"]
+__all__ = ["Asked", "check_comparable", "dtype_of", "load_for"]
 
 _OWN = "cached"
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Made by ``of``."""
+    """Made by ``of`` or ``on``."""
 
     loaded: LoadedModel
     prompts: mx.array
@@ -54,19 +54,27 @@ class Asked:
         tolerance: float | None,
     ) -> "Asked":
         """Checks everything before it loads the model. Raises MethodError, ModelError or CommandError."""
-        _check(options, against, against_settings)
+        check_comparable(options)
+        _check_against(options, against, against_settings)
         method = options.choose_method()
         other = None if against is None else choose_method(against, options.kv_bits, against_settings)
-        loaded = load_model(
-            options.model or "demo", adapter_path=options.adapter_path, trust_remote_code=options.trust_remote_code
-        )
-        for chosen in (method, other):
-            if chosen is not None:
-                chosen.check(loaded.model)
+        return cls.on(load_for(options, (method, other)), options, batch, (method, other), tolerance)
+
+    @classmethod
+    def on(
+        cls,
+        loaded: LoadedModel,
+        options: RunOptions,
+        batch: int,
+        methods: tuple[ChosenMethod | None, ChosenMethod | None],
+        tolerance: float | None,
+    ) -> "Asked":
+        """With a model that is there; all is checked. A second method is what the first one is compared against."""
+        method, other = methods
         load = Workload(options.prompt_tokens or 8, options.max_tokens, batch, options.prefill_step_size)
         own = _cache_of(loaded.model, method)
         first, second = (None, own) if other is None else (own, _cache_of(loaded.model, other))
-        bits = [chosen.bits for chosen in (method, other) if chosen is not None and chosen.method.name == "quantized"]
+        bits = [chosen.bits for chosen in methods if chosen is not None and chosen.method.name == "quantized"]
         allowed = default_tolerance(dtype_of(loaded.model), min((b for b in bits if b is not None), default=None))
         return cls(
             loaded,
@@ -74,7 +82,7 @@ class Asked:
             load,
             make_paths(loaded.model, first, second, load.chunk_tokens),
             allowed if tolerance is None else tolerance,
-            (method, other),
+            methods,
             identify_job(options, loaded, method),
             other is not None,
         )
@@ -129,7 +137,19 @@ def _cache_of(model: Any, method: ChosenMethod | None) -> tuple[str, Callable[[]
     return method.method.name, lambda: method.make_caches(model)
 
 
-def _check(options: RunOptions, against: str | None, against_settings: Sequence[str]) -> None:
+def load_for(options: RunOptions, methods: Iterable[ChosenMethod | None]) -> LoadedModel:
+    """The model that is asked for, once the methods can serve it. Raises ModelError or MethodError."""
+    loaded = load_model(
+        options.model or "demo", adapter_path=options.adapter_path, trust_remote_code=options.trust_remote_code
+    )
+    for method in methods:
+        if method is not None:
+            method.check(loaded.model)
+    return loaded
+
+
+def check_comparable(options: RunOptions) -> None:
+    """Refuse what gives the paths no prompt of an exact length. Raises CommandError."""
     given = [
         name
         for name, is_given in (
@@ -143,6 +163,9 @@ def _check(options: RunOptions, against: str | None, against_settings: Sequence[
     if given:
         hint = "use --method rotating --set max_size=N" if given == ["--max-kv-size"] else "use --prompt-tokens N"
         raise CommandError(f"a comparison takes no {given[0]}: its prompt has an exact length", hint)
+
+
+def _check_against(options: RunOptions, against: str | None, against_settings: Sequence[str]) -> None:
     if against is None and (options.kv_bits is not None or against_settings):
         what = "--kv-bits" if options.kv_bits is not None else "--against-set"
         raise CommandError(f"{what} is for the cache of --against", "use --method quantized --bits 4")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvtrace.viewer.commands.options import RunOptions, model_options
+from kvtrace.viewer.loading import load_job
 from kvtrace.viewer.output_file import check_output
 
 if TYPE_CHECKING:
@@ -70,14 +71,9 @@ def _run(options: RunOptions, text: str | None, path: Path | None, timing: str, 
     from kvtrace.viewer.progress import RunProgress
 
     with RunProgress(is_shown=not is_quiet) as progress:
-        progress.show(f"Loading {options.model or 'the model'}")
-        from kvtrace.viewer.generation import prepare
+        job = load_job(options, text, progress, is_quiet=is_quiet)
         from kvtrace.viewer.profiling import profile_job
 
-        job = prepare(options, text)
-        progress.clear()
-        if not is_quiet:
-            click.echo("".join(f"{note}\n" for note in job.notes), err=True, nl=False)
         return profile_job(job, path, timing=timing, progress=progress)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from kvtrace.viewer.commands.options import RunOptions, model_options
+from kvtrace.viewer.loading import load_job
 from kvtrace.viewer.output_file import check_output, default_output
 
 __all__ = ["command"]
@@ -62,14 +63,10 @@ def _run(
     from kvtrace.viewer.progress import RunProgress
 
     with RunProgress(is_shown=not is_quiet) as progress:
-        progress.show(f"Loading {options.model or 'the model'}")
-        from kvtrace.viewer.generation import prepare
+        job = load_job(options, text, progress, is_quiet=is_quiet)
         from kvtrace.viewer.recording import record_job
 
-        job = prepare(options, text)
-        progress.clear()
         if not is_quiet:
-            click.echo("".join(f"{note}\n" for note in job.notes), err=True, nl=False)
             click.echo(_RULE)
         return record_job(job, path, timing=timing, is_compared=is_compared, is_quiet=is_quiet, progress=progress)
 

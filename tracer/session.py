@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtrace.tracer.batch import AttributeValue, Batch, ForeignSpan
 from kvtrace.tracer.buffer import Buffer, Ledger, Row
@@ -17,6 +17,9 @@ from kvtrace.tracer.facts import session_facts
 from kvtrace.tracer.formats import Metadata, TraceWriter, find_writer
 from kvtrace.tracer.schema import Kind, Timing
 from kvtrace.tracer.sinks import FileSink, MemorySink
+
+if TYPE_CHECKING:
+    from kvtrace.tracer.identity import CacheIdentity
 
 __all__ = ["Session", "SessionError", "record"]
 
@@ -46,11 +49,14 @@ class Session:
         timing: str = "graph_build",
         overwrite: bool = False,
         model: str | None = None,
+        identity: "CacheIdentity | None" = None,
     ) -> None:
         self.path = None if path is None else Path(path)
         self.timing = _timing(timing)
         self._overwrite = overwrite
         self._facts: Metadata = {} if model is None else {"model": model}
+        if identity is not None:
+            self._facts["identity"] = identity.to_dict()
         self._ledger = Ledger()
         self._buffer = Buffer(_BUFFER_ROWS, self._ledger)
         self._sink: FileSink | MemorySink = MemorySink(self._ledger)
@@ -218,14 +224,16 @@ def record(
     timing: str = "graph_build",
     overwrite: bool = False,
     model: str | None = None,
+    identity: "CacheIdentity | None" = None,
 ) -> Session:
     """Record everything that mlx-lm does inside a ``with`` block, in all threads of the process.
 
     ``path`` names a trace file, whose suffix chooses the format; without one the recording stays in memory.
     ``timing`` is ``"graph_build"`` (the run is not disturbed) or ``"evaluated"`` (each operation is computed and timed
-    alone, slower). ``model`` is a name for the recording's metadata. Raises SessionError, UnknownFormatError.
+    alone, slower). ``model`` is a name for the recording's metadata, ``identity`` what its caches belong to
+    (``kvtrace.identify``). Raises SessionError, UnknownFormatError.
     """
-    return Session(path, timing=timing, overwrite=overwrite, model=model)
+    return Session(path, timing=timing, overwrite=overwrite, model=model, identity=identity)
 
 
 def _timing(label: str) -> Timing:

@@ -21,10 +21,13 @@ from kvtrace.tracer import session as session_module
 from kvtrace.tracer.batch import Batch
 from kvtrace.tracer.buffer import Buffer, Ledger
 from kvtrace.tracer.formats import Metadata, UnknownFormatError, find_writer
+from kvtrace.tracer.identity import CacheIdentity, identify
 from kvtrace.tracer.instrument import recorder
+from kvtrace.tracer.models import load_model
 from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX, Kind
 from kvtrace.tracer.session import SessionError
 from kvtrace.tracer.sinks import FileSink, MemorySink
+from kvtrace.viewer.read import open_trace
 
 
 def update(cache: Any, tokens: int = 1) -> None:
@@ -284,3 +287,14 @@ def test_a_recorded_file_reads_back_as_the_rows_in_memory(tmp_path: Path) -> Non
     for session in (memory, file):
         assert "KVCache" in str(session.summary())
         assert session._repr_html_().count("<table") == 1
+
+
+def test_a_recording_says_what_its_caches_belong_to(tmp_path: Path) -> None:
+    demo = load_model("demo")
+    identity = identify(demo.model, demo.tokenizer, tenant="a team")
+    path = tmp_path / "run.pftrace"
+    with record(path, identity=identity):
+        KVCache().update_and_fetch(mx.zeros((1, 1, 1, 64)), mx.zeros((1, 1, 1, 64)))
+    trace = open_trace(path)
+    assert sum(map(len, trace.batches())) > 0
+    assert CacheIdentity.from_dict(trace.metadata["identity"]) == identity

@@ -47,11 +47,10 @@ class MLXCacheProfiler(CacheProxy):
         if not self._self_is_cache(inner(cache)):
             raise TypeError(f"{type(cache).__name__} is no cache of mlx-lm's kind: it has no update_and_fetch")
         super().__init__(cache, layer_id, timing, _tap=_tap)
-        self._self_update = update_hook(as_recorder(self._self_tap), _update)
         method = getattr(type(self.__wrapped__), "update_and_fetch", None)
         if method is not None and len(inspect.signature(method).parameters) == 3:
             # On the instance, a call costs a microsecond less than by way of a method of the wrapper.
-            self.update_and_fetch = partial(self._self_update, self.__wrapped__)
+            self.update_and_fetch = partial(update_hook(as_recorder(self._self_tap), _update), self.__wrapped__)
         self._self_leaves: dict[int, MLXCacheProfiler] = {}  # of a CacheList, by place
 
     @classmethod

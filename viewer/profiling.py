@@ -17,7 +17,7 @@ from kvtrace.tracer.facts import device_name
 from kvtrace.tracer.instrument import recorder
 from kvtrace.tracer.profiling.claims import Claim, Held, claim_of, held_by
 from kvtrace.tracer.profiling.mlx_cache import MLXCacheProfiler
-from kvtrace.tracer.profiling.profile import LayerProfile, ProfileReport, profile_layers
+from kvtrace.tracer.profiling.profile import LayerProfile, ProfileReport, profile_layers, sum_or_none
 from kvtrace.viewer.generation import Generation, Job, generate
 from kvtrace.viewer.progress import RunProgress
 from kvtrace.viewer.recording import follow_prefill, losses_of, recording
@@ -134,13 +134,12 @@ def _layer(layer: LayerProfile, claim: Claim, held: Held) -> dict[str, Any]:
 
 
 def _summary(report: ProfileReport) -> dict[str, Any]:
-    allocated = [layer.allocated_peak_bytes for layer in report.layers]
     return {
         "total_latency_ms": sum(layer.compute_ms_total for layer in report.layers),
         "total_tokens": report.total_tokens,
         "tokens_per_second": report.tokens_per_sec,
         "total_bytes_written": report.total_bytes_written,
         "peak_memory_bytes": report.total_memory_bytes,
-        "allocated_peak_bytes": None if None in allocated else sum(size or 0 for size in allocated),
+        "allocated_peak_bytes": sum_or_none(layer.allocated_peak_bytes for layer in report.layers),
         "mean_compression_ratio": report.overall_compression_ratio,
     }

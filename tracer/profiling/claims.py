@@ -4,12 +4,13 @@ Some caches quantize, dequantize at once and keep the dense tensors, while a cou
 a second copy that they don't count. Both show when the statement is compared with the arrays.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, Final
 
 from kvtrace.tracer.held_arrays import allocated_bytes, held_arrays
 from kvtrace.tracer.instrument import recorder
+from kvtrace.tracer.profiling.profile import sum_or_none
 from kvtrace.tracer.profiling.proxy import inner
 from kvtrace.tracer.schema import ABSENT
 
@@ -87,7 +88,7 @@ def held_by(cache: Any) -> Held:
     parts = getattr(cache, "caches", None)
     if isinstance(parts, list | tuple):
         held = [held_by(part) for part in parts]
-        return Held(_sum(part.token_bytes for part in held), _sum(part.fp16_baseline_bytes for part in held))
+        return Held(*(sum_or_none(getattr(part, field.name) for part in held) for field in fields(Held)))
     leaf = recorder.leaves.get(id(cache))
     return Held(None, None) if leaf is None else Held(_known(leaf.resident), _known(leaf.baseline))
 
@@ -135,8 +136,3 @@ def _number(cache: Any, name: str) -> int | None:
 
 def _known(value: int) -> int | None:
     return None if value == ABSENT else value
-
-
-def _sum(amounts: Any) -> int | None:
-    known = list(amounts)
-    return None if None in known else sum(known)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Protocol
 
-__all__ = ["LayerProfile", "ProfileReport", "Profiled", "joined", "profile_layers"]
+__all__ = ["LayerProfile", "ProfileReport", "Profiled", "joined", "profile_layers", "sum_or_none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ProfileReport:
     @property
     def total_bytes_written(self) -> int | None:
         """Payload written, over all layers."""
-        written: int | None = _sum(layer.bytes_written for layer in self.layers)
+        written: int | None = sum_or_none(layer.bytes_written for layer in self.layers)
         return written
 
     @property
@@ -113,7 +113,7 @@ def profile_layers(profilers: Iterable[Profiled], elapsed_s: float | None = None
 def joined(profiles: Sequence[LayerProfile]) -> LayerProfile:
     """One layer out of several caches: sums, but of tokens, which each of the caches has seen."""
     first = profiles[0]
-    sums = {name: _sum(getattr(profile, name) for profile in profiles) for name in _SUMMED}
+    sums = {name: sum_or_none(getattr(profile, name) for profile in profiles) for name in _SUMMED}
     tokens = max(profile.tokens_written for profile in profiles)
     return replace(first, **sums, tokens_written=tokens)
 
@@ -133,6 +133,7 @@ def _ratio(part: float | None, whole: float) -> float | None:
     return part / whole if part and whole > 0 else None
 
 
-def _sum(amounts: Iterable[Any]) -> Any:
+def sum_or_none(amounts: Iterable[Any]) -> Any:
+    """The sum, which is unknown (None) as soon as one of the amounts is."""
     known = list(amounts)
     return None if None in known else sum(known)

@@ -17,9 +17,9 @@ from playwright.sync_api import Browser, Page, Route, sync_playwright
 __all__ = ["OpenedTrace", "PerfettoUi", "perfetto_ui", "run_perfetto_ui"]
 
 _TITLE = ".pf-track__title"
-_LOADED = "() => window.app && window.app.trace && window.app.trace.engine"
-_TRACKS_LISTED = "count => app.trace.workspace.flatTracks.length >= count"
-# Tracks go on being listed after the trace is there, so they are expanded until all of them are on the page.
+# The trace is there before its tracks are; they go on being added, a few at a time, until the loading has ended.
+_LOADED = "() => window.app && window.app.trace && !window.app.isLoadingTrace"
+# Opening a group shows it at the next redraw.
 _ALL_EXPANDED = f"""() => {{
     const tracks = app.trace.workspace.flatTracks;
     tracks.filter(track => track.collapsed).forEach(track => track.expand());
@@ -56,9 +56,8 @@ class OpenedTrace:
         """What the trace processor could not read: name and count."""
         return self.sql("select name, value from stats where severity in ('error', 'data_loss') and value > 0")
 
-    def expand_tracks(self, at_least: int = 3) -> None:
-        """Open every group of the timeline, once it has so many tracks, on a page high enough for all of them."""
-        self._page.wait_for_function(_TRACKS_LISTED, arg=at_least)
+    def expand_tracks(self) -> None:
+        """Open every group of the timeline, on a page high enough for all of them."""
         tracks = self._page.evaluate("() => app.trace.workspace.flatTracks.length")
         self._page.set_viewport_size({"width": 1600, "height": 600 + 80 * max(tracks, 30)})
         self._page.wait_for_function(_ALL_EXPANDED)
@@ -69,8 +68,7 @@ class OpenedTrace:
         return [title.splitlines()[-1] for title in titles]
 
     def rows_of_group(self, title: str) -> list[str]:
-        """Titles of the rows of one group of the timeline, from top to bottom, once they are there."""
-        self._page.wait_for_function(f"title => ({_ROWS_OF_GROUP})(title).length", arg=title)
+        """Titles of the rows of one group of the timeline, from top to bottom."""
         rows: list[str] = self._page.evaluate(_ROWS_OF_GROUP, title)
         return rows
 

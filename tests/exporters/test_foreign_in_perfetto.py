@@ -108,7 +108,7 @@ def test_spans_and_rows_share_a_timeline(perfetto_ui: PerfettoUi, tmp_path: Path
         assert trace.errors() == []
         assert shown(trace) == expected([span for spans in blocks for span in spans])
         own = trace.sql("select name, ts, dur from slice where category not in ('foreign', 'kvtrace') order by ts, dur")
-        trace.expand_tracks(8)
+        trace.expand_tracks()
         titles = trace.track_titles()
     ends = [(Kind(row[10]).label, row[11], row[12] - row[11]) for row in session.rows[1:]]
     assert sorted(own) == sorted(ends)

@@ -103,7 +103,7 @@ def test_tracks_are_ordered_as_designed(opened: OpenedTrace) -> None:
         "layer 01",
         "layer 02",
     ]
-    opened.expand_tracks(len(expected))
+    opened.expand_tracks()
     assert opened.track_titles() == expected
 
 

@@ -46,6 +46,12 @@ $(VENV)/real-parts: $(VENV)/installed
 	$(BIN)/python $(PIP) install scipy
 	@touch $@
 
+# A real OpenTelemetry backend, in an environment of its own: what it needs is nothing to kvtrace.
+$(VENV)/phoenix/installed: $(VENV)/installed
+	$(PYTHON) -m venv $(VENV)/phoenix
+	$(VENV)/phoenix/bin/python $(PIP) install arize-phoenix
+	@touch $@
+
 browser:
 	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && test "$$(id -u)" = 0 \
 	&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium; } \
@@ -54,7 +60,7 @@ browser:
 test: $(VENV)/real-parts browser ## every test but the slow ones
 	$(BIN)/pytest -m "not slow"
 
-test-all: test ## the slow tests too
+test-all: test $(VENV)/phoenix/installed ## the slow tests too
 	$(BIN)/pytest -m slow || test $$? = 5 # 5: none is marked slow
 
 # The oldest numpy allowed has no wheels for Python 3.13.

@@ -13,12 +13,9 @@ from kvtrace.exporters.layout import Layout, Track
 from kvtrace.exporters.protocol import EventType
 from kvtrace.exporters.template import ANNOTATED
 from kvtrace.tracer.batch import AttributeValue, Rows
-from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX, Kind
+from kvtrace.tracer.schema import ABSENT, COLUMNS, CUT, INDEX, Kind
 
-__all__ = ["CUT", "RequestEvent", "Requests"]
-
-CUT: Final = "kvtrace.cut"
-"""Annotation of an end that is not the row's own: the span goes on, on another lane."""
+__all__ = ["RequestEvent", "Requests"]
 
 _REMEMBERED: Final = 1024
 _KIND, _START, _END = (INDEX[name] for name in ("kind", "start_ns", "end_ns"))

@@ -20,6 +20,7 @@ from opentelemetry.trace import StatusCode
 from kvtrace.exporters.foreign import chunks_of
 from kvtrace.tracer.batch import NO_ROWS, AttributeValue, Batch, ForeignSpan, Moment
 from kvtrace.tracer.formats import Metadata, TraceWriter, find_writer
+from kvtrace.tracer.spans.plan import SCOPE
 
 __all__ = ["SessionSpanExporter", "Timeline", "TraceFileSpanExporter", "session_span_exporter", "to_foreign_span"]
 
@@ -202,8 +203,12 @@ class SessionSpanExporter(_Exporter):
         self._session = session
 
     def _take(self, spans: Sequence[ReadableSpan]) -> None:
+        """Our own spans are on the timeline already, as the operations that they were made from."""
         anchor = self._session.anchor_unix_ns
-        self._session.add_foreign([to_foreign_span(span, anchor) for span in spans])
+        others = [
+            span for span in spans if span.instrumentation_scope is None or span.instrumentation_scope.name != SCOPE
+        ]
+        self._session.add_foreign([to_foreign_span(span, anchor) for span in others])
 
 
 def session_span_exporter(session: Timeline) -> SpanExporter:

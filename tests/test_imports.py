@@ -98,6 +98,15 @@ def test_summary_loads_nothing_that_runs_a_model(trace: Path, form: str) -> None
     assert heavy_among(modules) == set()
 
 
+def test_opentelemetry_is_not_needed_for_its_file_format(trace: Path) -> None:
+    spans = trace.with_name("spans.jsonl")
+    modules = loaded_modules("-m", "kvtrace", "convert", str(trace), str(spans))
+    modules |= loaded_modules("-m", "kvtrace", "info", str(spans))
+    assert "kvtrace.exporters.otlp.rows" in modules
+    assert "kvtrace.viewer.read.otlp" in modules
+    assert heavy_among(modules) == set()
+
+
 def test_heavy_modules_would_be_seen() -> None:
     modules = loaded_modules("-c", "import kvtrace.tracer.models, opentelemetry.sdk.trace, perfetto, google.protobuf")
     assert heavy_among(modules) == HEAVY

@@ -11,8 +11,8 @@ from kvtrace.tracer.schema import COLUMNS
 
 __all__ = ["Buffer", "CallHead", "LeafHead", "Ledger", "Row", "can_be_row", "to_rows"]
 
-CallHead = tuple[int, int, int, int, int]
-"""thread, request, step, phase, timing: the columns that all operations of a forward pass share."""
+CallHead = tuple[int, int, int, int, int, int]
+"""thread, request, step, phase, traceparent, timing: the columns that all operations of a forward pass share."""
 
 LeafHead = tuple[int, int, int, int, int]
 """model, slot, layer, cache, cache_class: the columns that all operations of a cache share."""

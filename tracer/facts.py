@@ -13,7 +13,11 @@ __all__ = ["device_name", "session_facts"]
 
 
 def session_facts(timing: Timing) -> Metadata:
-    """Facts that hold for the whole session; takes a few milliseconds, most of them for calibration."""
+    """Facts that hold for the whole session; takes a few milliseconds, most of them for calibration.
+
+    MLX is asked to compute only where the session does so itself: in a child that is forked after that, it hangs.
+    """
+    floor = {"synchronization_ns": synchronization_ns()} if timing is Timing.EVALUATED else {}
     return {
         "schema_version": CURRENT_SCHEMA_VERSION,
         "timing": timing.label,
@@ -24,7 +28,7 @@ def session_facts(timing: Timing) -> Metadata:
         "platform": platform.platform(),
         "device": device_name(),
         "cost_per_operation_ns": cost_per_operation_ns(),
-        "synchronization_ns": synchronization_ns(),
+        **floor,
     }
 
 

@@ -16,13 +16,14 @@ from kvtrace.tracer.batch import AttributeValue
 from kvtrace.tracer.buffer import CallHead, LeafHead, Row
 from kvtrace.tracer.clock import Clock
 from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX, Kind, Timing
+from kvtrace.tracer.spans.context import Callers
 
 __all__ = ["CALL_STEP", "CALL_TIMING", "Follower", "Leaf", "Listener", "Recorder", "Strings", "ThreadState"]
 
 CALL_STEP: Final = 2
 """Place of the step in a CallHead."""
 
-CALL_TIMING: Final = 4
+CALL_TIMING: Final = 5
 """Place of the timing in a CallHead."""
 
 _NO_LEAF: LeafHead = (ABSENT, ABSENT, ABSENT, ABSENT, ABSENT)
@@ -175,8 +176,10 @@ class ThreadState:
 
     def idle_head(self, timing: int) -> CallHead:
         """The columns of operations outside any forward pass."""
-        request = ABSENT if self.request is None else self.request.number
-        return (self.thread, request, ABSENT, ABSENT, timing)
+        request = self.request
+        if request is None:
+            return (self.thread, ABSENT, ABSENT, ABSENT, ABSENT, timing)
+        return (self.thread, request.number, ABSENT, ABSENT, request.traceparent, timing)
 
 
 class _Local(threading.local):
@@ -204,6 +207,7 @@ class Recorder:
     def _forget(self) -> None:
         """Start numbering anew: a session that begins alone counts from 0."""
         self.strings = Strings()
+        self.callers = Callers(self.strings)
         self._threads: dict[str, int] = {}
         self.leaves.clear()
         self._cache_numbers = count()
@@ -294,6 +298,17 @@ class Recorder:
         leaves[key] = leaf
         return leaf
 
+    def call_head(self, state: ThreadState) -> CallHead:
+        """The call's columns of an operation now. One that lies in nothing of ours belongs to its caller's span."""
+        head = state.head
+        if state.is_forward or state.request is not None:
+            return head
+        caller = self.callers.place()
+        if caller == ABSENT:
+            return head
+        thread, request, step, phase, _, timing = head
+        return (thread, request, step, phase, caller, timing)
+
     def row(
         self,
         state: ThreadState,
@@ -307,4 +322,4 @@ class Recorder:
         values = list(_EMPTY)
         for name, value in columns.items():
             values[INDEX[name] - _AFTER_END] = value
-        return state.head, leaf_head or state.model_head, (int(kind), start_ns, end_ns, *values)
+        return self.call_head(state), leaf_head or state.model_head, (int(kind), start_ns, end_ns, *values)

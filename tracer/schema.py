@@ -13,6 +13,7 @@ __all__ = [
     "ABSENT",
     "COLUMNS",
     "CURRENT_SCHEMA_VERSION",
+    "CUT",
     "INDEX",
     "INSTANT_KINDS",
     "LONG_KINDS",
@@ -24,6 +25,9 @@ __all__ = [
 ]
 
 CURRENT_SCHEMA_VERSION: Final = 1
+
+CUT: Final = "kvtrace.cut"
+"""Attribute of an end that is not the row's own: the operation goes on, elsewhere or beyond the recording."""
 
 ABSENT: Final = -(2**63)
 """Stands for "no value" in every column. As ``end_ns`` it marks the row as still open."""
@@ -124,6 +128,7 @@ COLUMNS: Final = (
     Column("request", "kvtrace.request", "int", "request in this session, from 0"),
     Column("step", "kvtrace.step", "int", "forward pass in this session, from 0"),
     Column("phase", "kv_cache.phase", "phase", "prefill or decode"),
+    Column("traceparent", "kvtrace.traceparent", "string", "the caller's own span, see tracer/spans/context.py"),
     Column("timing", "kv_cache.timing", "timing", "graph_build or evaluated"),
     # The leaf: the same for every operation of one cache.
     Column("model", "gen_ai.request.model", "string", "name of the model"),

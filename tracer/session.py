@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import secrets
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import entry_points
@@ -15,8 +16,10 @@ from kvtrace.tracer.clock import Clock
 from kvtrace.tracer.drain import Drain
 from kvtrace.tracer.facts import session_facts
 from kvtrace.tracer.formats import Metadata, TraceWriter, find_writer
-from kvtrace.tracer.schema import Kind, Timing
-from kvtrace.tracer.sinks import FileSink, MemorySink
+from kvtrace.tracer.recording_options import SessionError, checked_operations, parent_facts, timing_of
+from kvtrace.tracer.schema import Kind
+from kvtrace.tracer.sinks import FileSink, MemorySink, NoSink, Tee
+from kvtrace.tracer.spans.telemetry import Patience, Telemetry
 
 if TYPE_CHECKING:
     from kvtrace.tracer.identity import CacheIdentity
@@ -26,20 +29,12 @@ __all__ = ["Session", "SessionError", "record"]
 _BUFFER_ROWS = 200_000  # about 150 MB of waiting rows, seconds of a fast model
 
 
-class SessionError(ValueError):
-    """A recording can't start as asked. ``hint`` says what to do."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-
 class Session:
     """One recording: into a file, or into memory where no path is given.
 
     A context manager; ``start`` and ``stop`` do the same by hand, and ``stop`` may be called again. Recording never
     changes or fails the code inside. After ``stop``, ``lost`` says how many operations are missing, by reason.
+    Where ``keeps`` is False, one without a path goes to OpenTelemetry alone, and may last forever.
     """
 
     def __init__(
@@ -50,16 +45,24 @@ class Session:
         overwrite: bool = False,
         model: str | None = None,
         identity: "CacheIdentity | None" = None,
+        tracer_provider: Any = None,
+        meter_provider: Any = None,
+        operations: str = "all",
+        traceparent: str | None = None,
+        keeps: bool = True,
     ) -> None:
         self.path = None if path is None else Path(path)
-        self.timing = _timing(timing)
+        self.timing = timing_of(timing)
         self._overwrite = overwrite
         self._facts: Metadata = {} if model is None else {"model": model}
         if identity is not None:
             self._facts["identity"] = identity.to_dict()
+        self._facts |= parent_facts(traceparent)
+        self._providers = (tracer_provider, meter_provider, checked_operations(operations))
+        self._telemetry: Telemetry | None = None
         self._ledger = Ledger()
         self._buffer = Buffer(_BUFFER_ROWS, self._ledger)
-        self._sink: FileSink | MemorySink = MemorySink(self._ledger)
+        self._sink: FileSink | MemorySink | NoSink = MemorySink(self._ledger) if keeps else NoSink()
         self._drain: Drain | None = None
         self._is_recording = self._is_attached = False
         self._failures_before = 0
@@ -74,11 +77,12 @@ class Session:
         if self._drain is not None:
             raise SessionError("this session has already been started", "make a new one with record(…)")
         writer_class = self._checked_writer()
-        from kvtrace.tracer.instrument import instrument, recorder
+        from kvtrace.tracer.instrument import instrument, recorder, uninstrument
 
         clock: Clock = recorder.clock
-        self._facts = {**session_facts(self.timing), **self._facts}
+        self._facts = {"session_id": secrets.token_hex(16), **session_facts(self.timing), **self._facts}
         self._failures_before = recorder.hook_failures
+        instrument()
         recorder.listen(self)
         self._anchor_ns = clock.now()
         self._facts["started_unix_ns"] = clock.wall()
@@ -87,11 +91,15 @@ class Session:
                 self._sink = FileSink(writer_class(self.path, dict(self._facts)), self._ledger, self.path)
             except OSError as error:
                 recorder.leave(self)
+                uninstrument()
                 raise SessionError(
                     f"can't write {self.path}: {error.strerror}", "choose another output file"
                 ) from error
-        self._drain = Drain(self._buffer, self._sink, recorder.strings, self._ledger, self._anchor_ns)
-        instrument()
+        self._telemetry = Telemetry(
+            dict(self._facts), recorder.callers.contexts, *self._providers, on_first=self._stop_before_providers
+        )
+        sink = Tee(self._sink, self._telemetry.write)
+        self._drain = Drain(self._buffer, sink, recorder.strings, self._ledger, self._anchor_ns)
         self._is_recording = self._is_attached = True
         atexit.register(self.stop)
         self._drain.start()
@@ -111,14 +119,38 @@ class Session:
         self._facts |= self._running_facts() | {"duration_ns": recorder.now() - self._anchor_ns}
         self._is_recording = False
         atexit.unregister(self.stop)
-        self._sink.close(self.metadata)
+        try:
+            self._finish_telemetry()
+        finally:  # whatever becomes of the spans, the file gets its end
+            self._sink.close(self.metadata)
         if self._ledger.total or self.error:
             warnings.warn(f"kvtrace lost {self._losses()}", stacklevel=2)
+
+    def _finish_telemetry(self) -> None:
+        """Wait for OpenTelemetry, for a stated time at most. Warns of spans that it did not take."""
+        if self._telemetry is not None:
+            try:
+                self._telemetry.close(Patience.of_environment())
+            finally:
+                self._facts |= self._telemetry.facts
+            if self.lost_spans:
+                reasons = ", ".join(f"{count:,} ({reason})" for reason, count in self.lost_spans.items())
+                warnings.warn(f"OpenTelemetry did not get all of kvtrace's spans: {reasons}", stacklevel=4)
+
+    def _stop_before_providers(self) -> None:
+        """Handlers at exit run last first: a provider made after our start would be shut down before our stop."""
+        atexit.unregister(self.stop)
+        atexit.register(self.stop)
 
     @property
     def lost(self) -> dict[str, int]:
         """Operations lost so far, by reason."""
         return self._ledger.snapshot()
+
+    @property
+    def lost_spans(self) -> dict[str, int]:
+        """Spans that OpenTelemetry did not get, by reason. The file has these operations all the same."""
+        return {} if self._telemetry is None else self._telemetry.lost
 
     @property
     def error(self) -> OSError | None:
@@ -174,6 +206,8 @@ class Session:
 
     def batches(self) -> Iterator[Batch]:
         """The rows recorded so far. Raises SessionError for a session that writes a file: read that."""
+        if isinstance(self._sink, NoSink):
+            raise SessionError("this session keeps no rows", "record(…) keeps them, in memory or in a file")
         if not isinstance(self._sink, MemorySink):
             raise SessionError("this session writes to a file", f"read it with: kvtrace summary {self.path}")
         self._flush()
@@ -225,23 +259,35 @@ def record(
     overwrite: bool = False,
     model: str | None = None,
     identity: "CacheIdentity | None" = None,
+    tracer_provider: Any = None,
+    meter_provider: Any = None,
+    operations: str = "all",
+    traceparent: str | None = None,
 ) -> Session:
     """Record everything that mlx-lm does inside a ``with`` block, in all threads of the process.
 
     ``path`` names a trace file, whose suffix chooses the format; without one the recording stays in memory.
     ``timing`` is ``"graph_build"`` (the run is not disturbed) or ``"evaluated"`` (each operation is computed and timed
     alone, slower). ``model`` is a name for the recording's metadata, ``identity`` what its caches belong to
-    (``kvtrace.identify``). Raises SessionError, UnknownFormatError.
+    (``kvtrace.identify``).
+
+    Every operation becomes an OpenTelemetry span of ``tracer_provider``, or of the global provider once one is set;
+    without one no spans are made. ``operations`` says how deep they go: ``"all"``, ``"forward"`` passes, or
+    ``"request"`` alone; a file always holds everything. Metrics go to ``meter_provider`` likewise. ``traceparent``, a
+    W3C header, or the variable TRACEPARENT names the parent of spans that are called in no span of the program's.
+    Raises SessionError, UnknownFormatError.
     """
-    return Session(path, timing=timing, overwrite=overwrite, model=model, identity=identity)
-
-
-def _timing(label: str) -> Timing:
-    try:
-        return Timing.of(label)
-    except ValueError as error:
-        message, _, hint = str(error).partition(": ")
-        raise SessionError(message, hint) from None
+    return Session(
+        path,
+        timing=timing,
+        overwrite=overwrite,
+        model=model,
+        identity=identity,
+        tracer_provider=tracer_provider,
+        meter_provider=meter_provider,
+        operations=operations,
+        traceparent=traceparent,
+    )
 
 
 def _view(name: str) -> Callable[[Any], Any]:

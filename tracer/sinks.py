@@ -14,7 +14,7 @@ from kvtrace.tracer.buffer import Ledger
 from kvtrace.tracer.formats import Metadata, TraceWriter
 from kvtrace.tracer.schema import ABSENT, INDEX, LONG_KINDS
 
-__all__ = ["FileSink", "MemorySink", "Sink"]
+__all__ = ["FileSink", "MemorySink", "NoSink", "Sink", "Tee"]
 
 _LONG = sorted(int(kind) for kind in LONG_KINDS)
 _MEMORY_ROWS = 2_000_000  # 0.5 GB
@@ -28,6 +28,21 @@ class Sink(Protocol):
     def write(self, batch: Batch) -> None: ...
 
     def close(self, metadata: Metadata) -> None: ...
+
+
+class Tee:
+    """Gives each batch to a sink, and then to somebody who is not waited for."""
+
+    def __init__(self, sink: Sink, beside: Callable[[Batch], None]) -> None:
+        self._sink = sink
+        self._beside = beside
+
+    def write(self, batch: Batch) -> None:
+        self._sink.write(batch)
+        self._beside(batch)
+
+    def close(self, metadata: Metadata) -> None:
+        self._sink.close(metadata)
 
 
 class FileSink:
@@ -142,6 +157,16 @@ class MemorySink:
         if self._open:
             strings = self._batches[-1].strings
             yield Batch(np.array(list(self._open.values())), strings, {}, self._batches[-1].lost)
+
+
+class NoSink:
+    """Keeps nothing: for a recording that somebody else takes."""
+
+    def write(self, batch: Batch) -> None:
+        pass
+
+    def close(self, metadata: Metadata) -> None:
+        pass
 
 
 def _identity(row: Rows) -> tuple[int, int, int]:

@@ -21,6 +21,7 @@ _COMMANDS: Mapping[str, str] = {
     "info": "Say what a trace holds: what ran, counts, losses, damage, size.",
     "check": "Check that a recording is whole and right; exit status 1 if not.",
     "convert": "Write a trace in another format; salvage a damaged one.",
+    "export": "Send a trace to an OpenTelemetry backend, or write it as OTLP JSON.",
     "methods": "List the cache methods that a model can run with, and their options.",
 }
 """Name -> help in one line; the command is ``command`` in ``kvtrace.viewer.commands.<name>``."""

@@ -7,10 +7,10 @@ import secrets
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,34 +19,45 @@ from kvtrace.viewer.generation import Generation, Job, generate
 from kvtrace.viewer.progress import RunProgress
 from kvtrace.viewer.signals import ending_in_order
 
+if TYPE_CHECKING:
+    from kvtrace.viewer.live import LiveExport
+
 __all__ = ["follow_prefill", "losses_of", "record_job", "recording"]
 
 _UNTRACED_RUNS = 2  # the first run of a process is often slower; the faster of the two is what tracing is held against
 
 
 def record_job(
-    job: Job, path: Path, *, timing: str, is_compared: bool, is_quiet: bool, progress: RunProgress
+    job: Job,
+    path: Path,
+    *,
+    timing: str,
+    is_compared: bool,
+    is_quiet: bool,
+    progress: RunProgress,
+    live: "LiveExport | None" = None,
 ) -> list[str]:
     """Record one run into ``path``, replacing it; ``is_compared`` runs the same untraced, twice, before.
 
-    Returns what went wrong with recording, in words.
+    ``live`` gets the spans meanwhile. Returns what went wrong with recording, in words.
     """
     if is_compared:
         job = _with_seed(job)
     untraced = [_run_untraced(job, number, progress) for number in range(_UNTRACED_RUNS if is_compared else 0)]
-    with recording(job, path, timing) as session:
+    with live or nullcontext(), recording(job, path, timing, live and live.provider) as session:
         traced = generate(job, follow_prefill(progress), _follow_text(job, is_quiet, progress))
         if untraced:
             session.annotate(baseline_ratio=traced.took_ns / min(run.took_ns for run in untraced))
-    return [*losses_of(session), *_differences(traced, untraced)]
+    not_sent = [] if live is None else live.troubles(session.lost_spans)
+    return [*losses_of(session), *_differences(traced, untraced), *not_sent]
 
 
 @contextmanager
-def recording(job: Job, path: Path, timing: str) -> Iterator[Session]:
+def recording(job: Job, path: Path, timing: str, tracer_provider: Any = None) -> Iterator[Session]:
     """A session into ``path``, replacing it, that gets closed and told of when the command is told to end."""
-    session = record(path, timing=timing, overwrite=True, model=job.loaded.name)
+    session = record(path, timing=timing, overwrite=True, model=job.loaded.name, tracer_provider=tracer_provider)
     with warnings.catch_warnings(), ending_in_order():
-        warnings.filterwarnings("ignore", message="kvtrace lost")  # the result says so
+        warnings.filterwarnings("ignore", message="kvtrace lost|OpenTelemetry did not get")  # the result says so
         try:
             with session:
                 session.annotate(**_facts(job))

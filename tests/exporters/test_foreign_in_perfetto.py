@@ -17,7 +17,7 @@ from trace_rows import Session
 from kvtrace.exporters.perfetto import PerfettoWriter
 from kvtrace.exporters.spans import TraceFileSpanExporter
 from kvtrace.tracer.batch import Batch, ForeignSpan, Moment
-from kvtrace.tracer.schema import COLUMNS, Kind
+from kvtrace.tracer.schema import COLUMNS, INDEX, Kind
 from kvtrace.viewer.read import open_trace
 
 NO_ROWS = np.empty((0, len(COLUMNS)), np.int64)
@@ -110,7 +110,10 @@ def test_spans_and_rows_share_a_timeline(perfetto_ui: PerfettoUi, tmp_path: Path
         own = trace.sql("select name, ts, dur from slice where category not in ('foreign', 'kvtrace') order by ts, dur")
         trace.expand_tracks()
         titles = trace.track_titles()
-    ends = [(Kind(row[10]).label, row[11], row[12] - row[11]) for row in session.rows[1:]]
+    ends = [
+        (Kind(row[INDEX["kind"]]).label, row[INDEX["start_ns"]], row[INDEX["end_ns"]] - row[INDEX["start_ns"]])
+        for row in session.rows[1:]
+    ]
     assert sorted(own) == sorted(ends)
     assert [titles.count(name) for name in ("shop", "shop 中文", "spans")] == [1, 1, 1]
     assert titles.count("SmolLM2") >= 1

@@ -14,8 +14,7 @@ from recordings import RECORDINGS, annotations_of, joined, title_of
 from trace_rows import Drawn, Session, sessions
 
 from kvtrace.exporters.perfetto import PerfettoWriter
-from kvtrace.exporters.requests import CUT
-from kvtrace.tracer.schema import ABSENT, INDEX, Kind
+from kvtrace.tracer.schema import ABSENT, CUT, INDEX, Kind
 
 DELTA_CLOCK = 64
 

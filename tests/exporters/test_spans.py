@@ -307,6 +307,21 @@ def test_a_recording_and_a_program_of_ones_own_in_one_file(tmp_path: Path) -> No
     assert outer.start_ns - 10**8 <= row[INDEX["start_ns"]] <= (outer.end_ns or 0) + 10**8
 
 
+def test_a_recordings_own_spans_do_not_come_back_to_it(tmp_path: Path) -> None:
+    """Its provider has the recording's operations as spans, and they are on the timeline already."""
+    path, memory = tmp_path / "run.pftrace", InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    with record(path, tracer_provider=provider) as session:
+        provider.add_span_processor(SimpleSpanProcessor(session_span_exporter(session)))
+        with provider.get_tracer("shop").start_as_current_span("outer"):
+            session.mark("in between")
+    batches = list(open_trace(path).batches())
+    assert [span.name for batch in batches for span in batch.foreign] == ["outer"]
+    assert sorted(span.name for span in memory.get_finished_spans()) == ["in between", "outer"]
+    assert sum(map(len, batches)) == 1
+
+
 class Timeline:
     """A recording that began at a time of its own."""
 

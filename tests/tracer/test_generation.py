@@ -15,6 +15,7 @@ from operations import Operation, balances_of, last_slots, operations_of, positi
 from kvtrace import record
 from kvtrace.tracer.models import LoadedModel, load_model
 from kvtrace.tracer.schema import Kind, Phase
+from kvtrace.viewer.reduce.check import check_trace
 
 PROMPT = list(range(37))
 MAX_TOKENS = 32
@@ -150,6 +151,7 @@ def test_stream_generate_and_generate_are_one_request_each(demo: LoadedModel) ->
         "gen_ai.provider.name": "mlx_lm",
         "gen_ai.request.model": "demo",
         "gen_ai.request.max_tokens": 5,
+        "gen_ai.request.temperature": 0.0,
         "gen_ai.usage.input_tokens": 5,
         "gen_ai.usage.output_tokens": 5,
         "gen_ai.response.finish_reasons": '["length"]',
@@ -185,6 +187,29 @@ def test_an_exception_in_the_loop_body_closes_the_request(demo: LoadedModel) -> 
     operations = operations_of(list(session.batches()))
     assert Counter(o.kind for o in operations)[Kind.TOKEN] == 1
     assert [o.end_ns is not None for o in operations if o.kind is Kind.REQUEST] == [True]
+
+
+def test_a_forward_pass_that_raises_has_its_row(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its layers did before belongs to it; the recording holds together."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("planted")
+
+    caches = mlx_lm.models.cache.make_prompt_cache(demo.model)
+    with record() as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(demo.model.layers[0].mlp), "__call__", fail)
+            with pytest.raises(KeyError):
+                demo.model(mx.array([[1, 2, 3]]), cache=caches)
+        demo.model(mx.array([[4]]), cache=caches)
+    operations = operations_of(list(session.batches()))
+    forwards = [o for o in operations if o.kind is Kind.FORWARD]
+    assert [(o.step, o.tokens) for o in forwards] == [(0, 3), (1, 1)]
+    first = [o for o in operations if o.step == 0 and o.kind is not Kind.FORWARD]
+    assert {o.layer for o in first} == {0}
+    assert all(forwards[0].start_ns <= o.start_ns <= o.end_ns <= forwards[0].end_ns for o in first)
+    verdict = check_trace(session)
+    assert verdict.counts == {}
 
 
 def test_a_request_that_is_never_closed_says_what_is_known_of_it(demo: LoadedModel) -> None:

@@ -19,9 +19,9 @@ HALF_SECOND_NS = 500_000_000
 
 def token(number: int) -> Row:
     """A moment, as hooks append it."""
-    rest = (ABSENT,) * (len(COLUMNS) - 13)
+    rest = (ABSENT,) * (len(COLUMNS) - 14)
     return (
-        (0, ABSENT, ABSENT, ABSENT, 0),
+        (0, ABSENT, ABSENT, ABSENT, ABSENT, 0),
         (ABSENT,) * 5,
         (int(Kind.TOKEN), ANCHOR_NS + number, ANCHOR_NS + number, *rest),
     )
@@ -254,4 +254,4 @@ def test_spans_in_memory_count_against_the_limit() -> None:
 
 def test_the_columns_of_the_rows_here_are_the_schemas() -> None:
     assert sum(map(len, token(0))) == len(COLUMNS)
-    assert [INDEX["kind"], INDEX["start_ns"], INDEX["end_ns"]] == [10, 11, 12]
+    assert [INDEX["kind"], INDEX["start_ns"], INDEX["end_ns"]] == [11, 12, 13]

@@ -29,7 +29,11 @@ def instrument() -> None:
     global _users
     with _lock:
         if _users == 0:
-            hooks.attach()
+            try:
+                hooks.attach()
+            except BaseException:  # an mlx-lm of another make
+                hooks.detach()
+                raise
         _users += 1
 
 

@@ -63,7 +63,7 @@ def attend_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
                 if tokens == 1 and mask is None
                 else _cells(state, queries, keys, mask, is_evaluated)
             )
-            call = state.head
+            call = state.head if state.is_forward else recorder.call_head(state)
             if call[CALL_TIMING] != is_evaluated:
                 call = timed(call, is_evaluated)
             emit((call, head, values_seen + _NO_CHANGE + (batch * tokens, cells) + _NOTHING))

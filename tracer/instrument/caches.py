@@ -91,7 +91,7 @@ def update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..
         finally:
             state.is_busy = False
         try:
-            call = state.head
+            call = state.head if state.is_forward else recorder.call_head(state)
             if call[CALL_TIMING] != is_evaluated:
                 call = timed(call, is_evaluated)
             if serves_offset:

@@ -66,7 +66,7 @@ def evaluate(arrays: Any) -> bool:
 
 def timed(head: CallHead, is_evaluated: bool) -> CallHead:
     """The columns of a call whose duration is not what its session asked for: evaluated where it was, else built."""
-    return (*head[:4], int(Timing.EVALUATED if is_evaluated else Timing.GRAPH_BUILD))
+    return (*head[:CALL_TIMING], int(Timing.EVALUATED if is_evaluated else Timing.GRAPH_BUILD))
 
 
 def wait_for_inputs(recorder: Recorder, state: ThreadState, head: LeafHead | None, arrays: Any) -> None:

@@ -140,11 +140,14 @@ def _forward_hook(recorder: Recorder, models: Models, original: Callable[..., An
             try:
                 if recorder.is_evaluated and _is_output_used(state) and evaluate(result):
                     _emit_tail(recorder, state, now())
-                _emit_forward(recorder, state, start, now())
             except Exception as error:
                 recorder.failed(error)
             return result
-        finally:
+        finally:  # a pass that raises has a row too: what its layers did belongs to it
+            try:
+                _emit_forward(recorder, state, start, now())
+            except Exception as error:
+                recorder.failed(error)
             _end(recorder, state)
 
     return forward
@@ -160,8 +163,8 @@ def _begin(recorder: Recorder, models: Models, state: ThreadState, model: Any, i
     state.model_head = (name, ABSENT, ABSENT, ABSENT, ABSENT)
     request = state.request
     phase = ABSENT if request is None else request.advance(state, model, state.tokens)
-    number = ABSENT if request is None else request.number
-    state.head = (state.thread, number, recorder.next_step(), phase, int(recorder.timing))
+    number, caller = (ABSENT, recorder.callers.place()) if request is None else (request.number, request.traceparent)
+    state.head = (state.thread, number, recorder.next_step(), phase, caller, int(recorder.timing))
     state.leaves = [] if caches is None else _place_leaves(recorder, models, state, name, caches)
     state.owns_each_layer = len(state.leaves) == len(state.layers) and caches is not None and _is_flat(caches)
 

@@ -14,6 +14,7 @@ from kvtrace.tracer.accounts import account_for
 from kvtrace.tracer.instrument.forward import Models
 from kvtrace.tracer.instrument.layers import iter_leaves
 from kvtrace.tracer.instrument.requests import Request
+from kvtrace.tracer.instrument.samplers import sampling_of
 from kvtrace.tracer.recorder import Recorder
 from kvtrace.tracer.schema import ABSENT
 
@@ -35,6 +36,9 @@ def stream_hook(recorder: Recorder, models: Models, original: Generator) -> Gene
         try:
             for last in _run(recorder, request, original(*args, **kwargs)):
                 yield last
+        except BaseException as error:
+            _fail(recorder, request, error)
+            raise
         finally:
             _close(recorder, request, getattr(last, "finish_reason", None))
 
@@ -58,6 +62,9 @@ def step_hook(recorder: Recorder, models: Models, original: Generator) -> Genera
             for item in _run(recorder, request, original(*args, **kwargs)):
                 _guard(recorder, request, "hand_out")
                 yield item
+        except BaseException as error:
+            _fail(recorder, request, error)
+            raise
         finally:
             if not is_joined:
                 _close(recorder, request, None)
@@ -103,6 +110,7 @@ def _open(recorder: Recorder, models: Models, arguments: dict[str, Any]) -> Requ
         request = Request(recorder, recorder.local.state, models.name_of(model), "text_completion")
         max_tokens = arguments.get("max_tokens")
         request.detail(request__max_tokens=max_tokens if type(max_tokens) is int else None)
+        request.detail(**sampling_of(arguments))
         return request
     except Exception as error:
         recorder.failed(error)
@@ -144,6 +152,15 @@ def _guard(recorder: Recorder, request: Request | None, method: str) -> None:
             getattr(request, method)(recorder.local.state)
         except Exception as error:
             recorder.failed(error)
+
+
+def _fail(recorder: Recorder, request: Request | None, error: BaseException) -> None:
+    """A caller that wants no more tokens is no error."""
+    if request is not None and not isinstance(error, GeneratorExit):
+        try:
+            request.fail(error)
+        except Exception as failure:
+            recorder.failed(failure)
 
 
 def _close(recorder: Recorder, request: Request | None, finish_reason: str | None) -> None:

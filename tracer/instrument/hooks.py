@@ -13,6 +13,7 @@ from kvtrace.tracer.instrument.forward import Models
 from kvtrace.tracer.instrument.generation import step_hook, stream_hook
 from kvtrace.tracer.instrument.layers import iter_leaves
 from kvtrace.tracer.instrument.patches import Patches
+from kvtrace.tracer.instrument.samplers import hook_samplers
 from kvtrace.tracer.recorder import Recorder
 from kvtrace.tracer.schema import Kind
 
@@ -43,9 +44,8 @@ class Hooks:
         hook(cache, "save_prompt_cache", self._save_cache_hook)
         hook(utils, "load", self._load_hook)
         hook(utils, "load_model", self._load_model_hook)
-        for name in ("generate_step", "speculative_generate_step"):
-            hook(generate, name, functools.partial(step_hook, self._recorder, self.models))
-        hook(generate, "stream_generate", functools.partial(stream_hook, self._recorder, self.models))
+        hook_samplers(self._recorder, hook)
+        self._hook_generators(generate)
         for name, module in list(sys.modules.items()):
             model = getattr(module, "Model", None) if name.startswith("mlx_lm.models.") else None
             if isinstance(model, type):
@@ -54,6 +54,18 @@ class Hooks:
     def detach(self) -> None:
         self._patches.restore()
         self.models.forget_hooks()
+
+    def _hook_generators(self, module: Any) -> None:
+        hook = self._patches.hook_function
+        for name in ("generate_step", "speculative_generate_step"):
+            hook(module, name, functools.partial(step_hook, self._recorder, self.models))
+        hook(module, "stream_generate", functools.partial(stream_hook, self._recorder, self.models))
+
+    def _hook_program(self) -> None:
+        """``python -m mlx_lm.generate`` runs a second copy of that module, which is there when it loads its model."""
+        program = sys.modules["__main__"]
+        if getattr(getattr(program, "__spec__", None), "name", None) == "mlx_lm.generate":
+            self._hook_generators(program)
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Our own part in a call of mlx-lm's: it may fail, the call may not."""
@@ -67,6 +79,7 @@ class Hooks:
         def load(path_or_hf_repo: str, *args: Any, **kwargs: Any) -> Any:
             result = original(path_or_hf_repo, *args, **kwargs)
             self._attempt(lambda: self._name(result[0], Path(path_or_hf_repo).name))
+            self._attempt(self._hook_program)
             return result
 
         return load

@@ -22,6 +22,7 @@ class Request:
         self._recorder = recorder
         self._strings = recorder.strings
         self.number = recorder.next_request()
+        self.traceparent = recorder.callers.place()
         self._model: LeafHead = (recorder.strings.place(model_name), ABSENT, ABSENT, ABSENT, ABSENT)
         self._name = recorder.strings.place(f"{operation} {model_name}")
         self._prompt_tokens = ABSENT
@@ -40,11 +41,18 @@ class Request:
         return self._strings is self._recorder.strings
 
     def detail(self, **attributes: AttributeValue | None) -> None:
-        """Add ``gen_ai`` attributes, dots written as double underscores; None is left out.
-
-        Sessions learn of them at once, so that a request that is cut off has them too.
-        """
+        """Add ``gen_ai`` attributes, dots written as double underscores; None is left out."""
         known = {f"gen_ai.{name.replace('__', '.')}": value for name, value in attributes.items() if value is not None}
+        self._describe(known)
+
+    def fail(self, error: BaseException) -> None:
+        """It ends in this error: of that only the class is told, a message may hold anything."""
+        cls = type(error)
+        module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
+        self._describe({"error.type": f"{module}{cls.__qualname__}"})
+
+    def _describe(self, known: dict[str, AttributeValue]) -> None:
+        """Sessions learn of it at once, so that a request that is cut off has it too."""
         self._details.update(known)
         if self.is_current:
             self._recorder.describe(self.number, self._details)
@@ -107,4 +115,5 @@ class Request:
         if emit is None or not self.is_current:
             return
         _, leaf, values = self._recorder.row(state, kind, start_ns, end_ns, leaf_head=self._model, **columns)
-        emit(((state.thread, self.number, ABSENT, ABSENT, int(self._recorder.timing)), leaf, values))
+        call = (state.thread, self.number, ABSENT, ABSENT, self.traceparent, int(self._recorder.timing))
+        emit((call, leaf, values))

@@ -64,9 +64,9 @@ class Statistics:
             self.calls += 1
             self.compute_ns += end - start
             self.tokens += tokens * batch
-            if call[4] != self.timing:
-                self.timing = call[4]
-                self.timings |= 1 << call[4]
+            if call[CALL_TIMING] != self.timing:
+                self.timing = call[CALL_TIMING]
+                self.timings |= 1 << call[CALL_TIMING]
             if written == ABSENT:
                 self.has_unknown = True
                 self.read += self._handed_out(head)

@@ -26,6 +26,7 @@ class Tap:
         self.leaves = recorder.leaves
         self.now = recorder.now
         self.row = recorder.row
+        self.call_head = recorder.call_head
         self.failed = recorder.failed
         self._kind = kind
         self.statistics: Any = None

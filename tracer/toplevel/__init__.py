@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from kvtrace.tracer.profiling.profile import LayerProfile, ProfileReport, profile_layers
     from kvtrace.tracer.profiling.standalone import KVCacheProfiler
     from kvtrace.tracer.session import Session, record
+    from kvtrace.tracer.spans.instrumentor import KVTraceInstrumentor
     from kvtrace.viewer.render.profile import format_profile_table
 
 __all__ = [
     "CacheIdentity",
     "IdentityError",
     "KVCacheProfiler",
+    "KVTraceInstrumentor",
     "LayerProfile",
     "MLXCacheProfiler",
     "ProfileReport",
@@ -45,6 +47,7 @@ _HOMES = {
     "CacheIdentity": "kvtrace.tracer.identity",
     "IdentityError": "kvtrace.tracer.identity",
     "KVCacheProfiler": "kvtrace.tracer.profiling.standalone",
+    "KVTraceInstrumentor": "kvtrace.tracer.spans.instrumentor",
     "LayerProfile": "kvtrace.tracer.profiling.profile",
     "MLXCacheProfiler": "kvtrace.tracer.profiling.mlx_cache",
     "ProfileReport": "kvtrace.tracer.profiling.profile",

@@ -18,7 +18,8 @@ __all__ = ["command"]
 _EPILOG = """\b
 Examples:
   kvtrace convert run.pftrace run.json.gz
-  kvtrace convert run.json run.pftrace
+  kvtrace convert run.pftrace spans.jsonl
+  kvtrace convert collected.jsonl run.pftrace
   kvtrace convert cut.pftrace salvaged.pftrace
 """
 
@@ -30,8 +31,9 @@ _BIG_BYTES = 4_000_000
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def command(source: Path, out: Path, force: bool) -> None:
-    """Write the trace IN to OUT, in the format of OUT's suffix: .pftrace, .json or .json.gz. Every operation, attribute
-    and fact is carried over exactly. Of a damaged IN, all that can be read is written.
+    """Write the trace IN to OUT, in the format of OUT's suffix: .pftrace, .json or .json.gz, or .jsonl for OTLP as
+    OpenTelemetry's collector writes and reads it. Every operation, attribute and fact is carried over exactly. Of a
+    damaged IN, all that can be read is written.
 
     Exit status: 1 when something of IN could not be read.
     """

@@ -32,7 +32,8 @@ def _read(path: str) -> dict[str, Any]:
 @click.option("--format", "format_name", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(traces: tuple[str, ...], format_name: str) -> None:
     """Say what ran and with which versions, when and for how long; how many operations of each kind, requests, threads
-    and caches; what was lost or is damaged; and what the file's bytes are spent on. Traces of other programs too."""
+    and caches; what was lost or is damaged; and what the file's bytes are spent on. Traces of other programs too, and
+    spans that an OpenTelemetry collector wrote."""
     documents = [_read(trace) for trace in traces]
     if format_name == "json":
         click.echo(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2, default=str))

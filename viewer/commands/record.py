@@ -2,12 +2,17 @@
 
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from kvtrace.viewer.commands.options import RunOptions, model_options
+from kvtrace.viewer.commands.otlp_options import connect
 from kvtrace.viewer.loading import load_job
 from kvtrace.viewer.output_file import check_output, default_output
+
+if TYPE_CHECKING:
+    from kvtrace.viewer.live import LiveExport
 
 __all__ = ["command"]
 
@@ -16,6 +21,7 @@ Examples:
   kvtrace record --prompt "Explain unified memory." -o run.pftrace
   kvtrace record --model mlx-community/Llama-3.2-3B-Instruct-4bit -p "Hi" --kv-bits 8 --quantized-kv-start 0
   kvtrace record --model ./my-model --prompt-tokens 4096 -m 32 --timing evaluated
+  kvtrace record --prompt "Hi" --otlp http://localhost:4318
 """
 
 _RULE = "=" * 10
@@ -38,9 +44,16 @@ _RULE = "=" * 10
     metavar="FILE",
     help="Where to write the trace. [default: a name from model and time]",
 )
+@click.option(
+    "--otlp",
+    metavar="ENDPOINT",
+    help="Send the spans there too, meanwhile: OTLP over HTTP. What is not taken 70 s after the run is given up.",
+)
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--quiet", is_flag=True, help="Print neither text, progress nor table; only what went wrong.")
-def command(options: RunOptions, timing: str, baseline: bool, output: Path | None, force: bool, quiet: bool) -> None:
+def command(
+    options: RunOptions, timing: str, baseline: bool, output: Path | None, otlp: str | None, force: bool, quiet: bool
+) -> None:
     """Run a model once and record every operation of its key-value cache into a trace FILE.
 
     Options that mlx_lm.generate has too mean the same here.
@@ -48,16 +61,32 @@ def command(options: RunOptions, timing: str, baseline: bool, output: Path | Non
     path = output or default_output(options.model or "demo", datetime.now())
     check_output(path, may_replace=force)
     text = options.read_prompt()
-    troubles = _run(options, text, path, timing, baseline, quiet)
+    live = None if otlp is None else _prepare_live(otlp)
+    troubles = _run(options, text, path, timing, baseline, quiet, live)
     if not quiet:
         troubles += _show_result(path)
+        if live is not None:
+            click.echo(live.result)
     for trouble in troubles:
         click.echo(f"Warning: {trouble}", err=True)
     click.get_current_context().exit(1 if troubles else 0)
 
 
+def _prepare_live(endpoint: str) -> "LiveExport":
+    client = connect(endpoint)
+    from kvtrace.viewer.live import LiveExport
+
+    return LiveExport(client)
+
+
 def _run(
-    options: RunOptions, text: str | None, path: Path, timing: str, is_compared: bool, is_quiet: bool
+    options: RunOptions,
+    text: str | None,
+    path: Path,
+    timing: str,
+    is_compared: bool,
+    is_quiet: bool,
+    live: "LiveExport | None",
 ) -> list[str]:
     """Returns what went wrong with recording, in words."""
     from kvtrace.viewer.progress import RunProgress
@@ -68,7 +97,9 @@ def _run(
 
         if not is_quiet:
             click.echo(_RULE)
-        return record_job(job, path, timing=timing, is_compared=is_compared, is_quiet=is_quiet, progress=progress)
+        return record_job(
+            job, path, timing=timing, is_compared=is_compared, is_quiet=is_quiet, progress=progress, live=live
+        )
 
 
 def _show_result(path: Path) -> list[str]:

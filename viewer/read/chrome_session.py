@@ -12,11 +12,10 @@ from kvtrace.exporters.chrome_json import restored
 from kvtrace.exporters.foreign import CATEGORY as FOREIGN
 from kvtrace.exporters.foreign import unpack_span
 from kvtrace.exporters.protocol import EventType
-from kvtrace.exporters.requests import CUT
 from kvtrace.exporters.template import ANNOTATED
 from kvtrace.tracer.batch import AttributeValue, Batch, ForeignSpan, Rows
 from kvtrace.tracer.formats import Metadata
-from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX, LONG_KINDS, Kind
+from kvtrace.tracer.schema import ABSENT, COLUMNS, CUT, INDEX, LONG_KINDS, Kind
 from kvtrace.viewer.read.chrome_text import Notes
 from kvtrace.viewer.read.chrome_values import fill_columns, nanoseconds, wrapped
 from kvtrace.viewer.read.events import Event

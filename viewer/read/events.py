@@ -14,9 +14,8 @@ from kvtrace.exporters.protocol import (
     InternedField,
     PacketField,
 )
-from kvtrace.exporters.requests import CUT
 from kvtrace.exporters.wire import iter_fields, to_int64
-from kvtrace.tracer.schema import COLUMNS, Kind, Phase, Timing
+from kvtrace.tracer.schema import COLUMNS, CUT, Kind, Phase, Timing
 from kvtrace.viewer.read.strings import StringTable
 
 __all__ = ["Event", "iter_events"]

@@ -154,7 +154,7 @@ def _by_time(events: Iterator[SliceEvent]) -> Iterator[SliceEvent]:
 
 def _parser() -> Callable[[bytes | memoryview], Any]:
     """Makes a TracePacket of its bytes; raises ValueError."""
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
     def parse(body: bytes | memoryview) -> Any:

@@ -1,4 +1,4 @@
-"""Opens a trace of either format: its first bytes say which, whatever its name."""
+"""Opens a trace of any format: its first bytes say which, whatever its name."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +8,7 @@ from kvtrace.tracer.batch import Batch
 from kvtrace.tracer.formats import Metadata
 from kvtrace.viewer.read import trace as perfetto
 from kvtrace.viewer.read.chrome import ChromeTrace, is_chrome
+from kvtrace.viewer.read.otlp import OtlpTrace, is_otlp
 
 __all__ = ["TraceFile", "format_of", "open_trace"]
 
@@ -25,15 +26,23 @@ class TraceFile(Protocol):
         """Every row once, a block at a time, from the start at each call. Raises TraceError."""
 
 
-def format_of(path: Path) -> Literal["perfetto", "chrome"]:
-    """By the file's first bytes; what is neither is for the Perfetto reader to refuse."""
-    return "chrome" if path.is_file() and is_chrome(_first_bytes(path)) else "perfetto"
+def format_of(path: Path) -> Literal["perfetto", "chrome", "otlp"]:
+    """By the file's first bytes; what is none of them is for the Perfetto reader to refuse."""
+    first_bytes = _first_bytes(path) if path.is_file() else b""
+    if is_otlp(first_bytes):
+        return "otlp"
+    return "chrome" if is_chrome(first_bytes) else "perfetto"
 
 
 def open_trace(path: str | Path) -> TraceFile:
     """Reads the session's facts. Raises TraceError for a file that this version can't read."""
     path = Path(path)
-    return ChromeTrace(path) if format_of(path) == "chrome" else perfetto.open_trace(path)
+    match format_of(path):
+        case "otlp":
+            return OtlpTrace(path)
+        case "chrome":
+            return ChromeTrace(path)
+    return perfetto.open_trace(path)
 
 
 def _first_bytes(path: Path) -> bytes:

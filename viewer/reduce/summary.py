@@ -82,6 +82,7 @@ class Summary:
             "baseline_ratio": facts.get("baseline_ratio"),
             "hook_failures": facts.get("hook_failures", 0),
             "last_hook_failure": facts.get("last_hook_failure"),
+            "spans": _describe_spans(facts),
         }
 
 
@@ -110,6 +111,23 @@ def _overhead_share(operations: int, facts: Mapping[str, Any]) -> float | None:
     if cost_ns is None or drain_ns is None or not duration_ns:
         return None
     return float((operations * cost_ns + drain_ns) / duration_ns)
+
+
+def _describe_spans(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What OpenTelemetry got, and what that took of other threads, as a share of the session's wall time."""
+    told, duration_ns = facts.get("opentelemetry", {}), facts.get("duration_ns")
+    spans = told.get("spans")
+    if spans is None:
+        return None
+    cpu_ns = sum(told[signal].get("cpu_ns", 0) for signal in ("spans", "metrics") if signal in told)
+    return {
+        "handed_over": spans.get("handed_over", 0),
+        "exported": spans.get("exported"),
+        "sampled_out": spans.get("sampled_out", 0),
+        "lost": sum(spans.get("lost", {}).values()),
+        "lost_by_reason": dict(spans.get("lost", {})),
+        "overhead_share": cpu_ns / duration_ns if duration_ns else None,
+    }
 
 
 def _peak(peaks: Mapping[str, Mapping[str, int]], name: str) -> int | None:

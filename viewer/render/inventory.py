@@ -14,7 +14,7 @@ _SHOWN: Final = 10
 _OWN: Final = frozenset(
     {"schema_version", "timing", "kvtrace", "mlx", "mlx_lm", "python", "platform", "device", "model", "duration_ns"}
     | {"started_unix_ns", "cost_per_operation_ns", "synchronization_ns", "lost", "hook_failures", "last_hook_failure"}
-    | {"drain_ns", "foreign", "salvaged", "identity"}
+    | {"drain_ns", "foreign", "salvaged", "identity", "session_id", "traceparent", "opentelemetry"}
 )
 """Facts with a line of their own, or none; the others are what the user asked for, and said as they are."""
 _FOREIGN_COUNTS: Final = ("packets", "events")
@@ -89,6 +89,7 @@ def _trouble_lines(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     facts, lost = document["metadata"], {reason: count for reason, count in document["lost"].items() if count}
     if not document["is_foreign"]:
         yield "lost", _counts(sum(lost.values()), lost) or "nothing"
+    yield "spans", _spans(facts.get("opentelemetry"))
     failures = facts.get("hook_failures")
     yield "hook failures", f"{_plain(failures)}, the last with {facts.get('last_hook_failure')}" if failures else ""
     for damage in document["damage"]:
@@ -96,6 +97,16 @@ def _trouble_lines(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     salvaged = facts.get("salvaged")
     for damage in salvaged if isinstance(salvaged, list) else []:
         yield "salvaged from", f"a file that was damaged: {damage}"
+
+
+def _spans(told: Any) -> str:
+    """What OpenTelemetry got of them."""
+    spans = told.get("spans") if isinstance(told, Mapping) else None
+    if not isinstance(spans, Mapping):
+        return ""
+    lost = spans.get("lost") or {}
+    missing = _counts(sum(lost.values()), lost) or "none"
+    return f"{_plain(spans.get('handed_over'))} handed to OpenTelemetry; lost {missing}"
 
 
 def _size_lines(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -41,6 +41,7 @@ def notes_of(document: Mapping[str, Any]) -> list[Note]:
         Note("tail", _tail(totals["tail"])),
         Note("no attend", _missing_attend(document)),
         Note("tracing", _tracing(tracing), is_alarming=tracing["lost"] > 0),
+        Note("spans", _spans(tracing["spans"]), is_alarming=bool(tracing["spans"] and tracing["spans"]["lost"])),
         *(Note("damage", text, is_alarming=True) for text in document["damage"]),
     ]
     if tracing["hook_failures"]:
@@ -140,6 +141,25 @@ def _tracing(tracing: Mapping[str, Any]) -> str:
     if ratio is not None:
         parts.append(f"{ratio:.2f}× the untraced run")
     return "; ".join([*parts, f"{tracing['lost']:,} of {_all(tracing):,} operations lost" + _reasons(tracing)])
+
+
+def _spans(spans: Mapping[str, Any] | None) -> str:
+    if spans is None:
+        return ""
+    parts = [f"{spans['handed_over']:,} handed to OpenTelemetry{_exported(spans)}"]
+    if spans["sampled_out"]:
+        parts.append(f"{spans['sampled_out']:,} left out by its sampler")
+    parts.append(f"{spans['lost']:,} lost{_reasons(spans)}")
+    if spans["overhead_share"] is not None:
+        parts.append(f"{_percent(spans['overhead_share'])} of the run's time, on threads of their own")
+    return "; ".join(parts)
+
+
+def _exported(spans: Mapping[str, Any]) -> str:
+    """Processors go on exporting after a recording has ended; what was seen until then is said."""
+    exported, failed = spans["exported"], spans["lost_by_reason"].get("export failed", 0)
+    is_done = exported is None or exported + failed >= spans["handed_over"]
+    return "" if is_done else f", {exported:,} of them exported when the recording ended"
 
 
 def _percent(share: float) -> str:

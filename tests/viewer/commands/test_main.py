@@ -15,7 +15,19 @@ from kvtrace.viewer.main import cli
 
 Run = Callable[..., Result]
 
-COMMANDS = ["record", "profile", "compare", "sweep", "bench", "summary", "info", "check", "convert", "methods"]
+COMMANDS = [
+    "record",
+    "profile",
+    "compare",
+    "sweep",
+    "bench",
+    "summary",
+    "info",
+    "check",
+    "convert",
+    "export",
+    "methods",
+]
 
 
 @pytest.mark.parametrize("args", [(), ("-h",), ("--help",)])

@@ -8,6 +8,7 @@ from synthetic import METADATA, MemorySource, batch, generation, row
 from kvtrace.tracer.schema import ABSENT, Kind, Phase, Timing
 from kvtrace.viewer.reduce.filters import Filters
 from kvtrace.viewer.reduce.summary import summarize
+from kvtrace.viewer.render.notes import Note, notes_of
 
 
 def operation(count: int, total: float, middle: float, high: float) -> dict[str, Any]:
@@ -97,6 +98,7 @@ def test_the_whole_document(source: MemorySource) -> None:
             "baseline_ratio": None,
             "hook_failures": 0,
             "last_hook_failure": None,
+            "spans": None,
         },
         "layers_without_attend": [],
         "damage": [],
@@ -117,7 +119,26 @@ def test_an_empty_source_knows_nothing_and_says_so() -> None:
         "baseline_ratio": None,
         "hook_failures": 0,
         "last_hook_failure": None,
+        "spans": None,
     }
+
+
+def test_what_became_of_spans_is_said_beside_the_operations() -> None:
+    spans = {"handed_over": 21, "exported": 9, "sampled_out": 2, "cpu_ns": 30_000, "lost": {"export failed": 3}}
+    told = {"opentelemetry": {"spans": spans, "metrics": {"cpu_ns": 10_000, "lost": 0}}}
+    document = summarize(MemorySource(generation(layers=3), {**METADATA, **told})).to_dict()
+    assert document["tracing"]["spans"] == {
+        "handed_over": 21, "exported": 9, "sampled_out": 2, "lost": 3, "lost_by_reason": {"export failed": 3},
+        "overhead_share": 0.01,
+    }  # fmt: skip
+    (note,) = [note for note in notes_of(document) if note.label == "spans"]
+    assert note == Note(
+        "spans",
+        "21 handed to OpenTelemetry, 9 of them exported when the recording ended; "
+        "2 left out by its sampler; 3 lost (3 export failed); "
+        "1.0% of the run's time, on threads of their own",
+        is_alarming=True,
+    )
 
 
 def test_a_phase_takes_its_layers_together() -> None:

@@ -1,0 +1,1 @@
+"""Rows as OpenTelemetry spans and metrics, in the user's own pipeline."""

@@ -166,7 +166,8 @@ def test_record_goes_on_and_says_what_was_lost_in_one_line(
     assert text == mlx_lm.generate(demo.model, demo.tokenizer, prompt, max_tokens=300)
     trace, operations = read(Path(f"run{suffix}"))
     lost = int(line.split("; ")[-1].split()[0].replace(",", ""))
-    assert (trace.metadata["model"], lost > 300 * 4, len(operations) + lost > 300 * 4 * 2) == ("demo", True, True)
+    # How many fit depends on how fast they came: a block is flushed by time too.
+    assert (trace.metadata["model"], lost > 0, len(operations) + lost > 300 * 4 * 2) == ("demo", True, True)
 
 
 def keep_generation(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], str]]:

@@ -35,3 +35,11 @@ def test_recording_to_a_file_hardly_slows_a_run_down() -> None:
     """The demo model is the worst case. The bound leaves room for a busy machine, not for a slow hook."""
     results = run_benchmark("whole_run")
     assert results["file"] / results["untraced"] < 1.25
+
+
+def test_spans_hardly_slow_a_run_down_whatever_their_exporter_does() -> None:
+    """They are made on a thread of their own. The bounds leave room for a busy machine."""
+    results = run_benchmark("spans")
+    assert results["plan_us"] + results["fast_us"] < 0.85 * results["sdk_us"]
+    for takes_ms in (0, 20, 200):
+        assert results[f"spans, exporter of {takes_ms} ms"] / results["recorded"] < 1.25

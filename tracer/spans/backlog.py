@@ -9,9 +9,9 @@ from typing import Final
 
 from kvtrace.tracer.batch import Batch
 
-__all__ = ["Backlog"]
+__all__ = ["LIMIT_ROWS", "Backlog"]
 
-_LIMIT_ROWS: Final = 200_000  # 54 MB
+LIMIT_ROWS: Final = 200_000  # 54 MB
 
 
 class Backlog:
@@ -22,7 +22,7 @@ class Backlog:
     """
 
     def __init__(
-        self, take: Callable[[Batch], None], finish: Callable[[], None], name: str, limit: int = _LIMIT_ROWS
+        self, take: Callable[[Batch], None], finish: Callable[[], None], name: str, limit: int = LIMIT_ROWS
     ) -> None:
         self._take = take
         self._finish = finish

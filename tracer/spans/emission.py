@@ -11,7 +11,7 @@ from kvtrace.tracer.batch import Batch
 from kvtrace.tracer.buffer import Ledger
 from kvtrace.tracer.formats import Metadata
 from kvtrace.tracer.schema import ABSENT, CUT, LONG_KINDS
-from kvtrace.tracer.spans.backlog import Backlog
+from kvtrace.tracer.spans.backlog import LIMIT_ROWS, Backlog
 from kvtrace.tracer.spans.plan import DEPTHS, PlannedSpan, Planner
 from kvtrace.tracer.spans.target import SdkTarget, Target
 from kvtrace.tracer.spans.telemetry import EXPORT_FAILED
@@ -40,6 +40,7 @@ class Emission:
         facts: Metadata,
         depth: str = "all",
         sleep: Callable[[float], None] = time.sleep,
+        limit_rows: int = LIMIT_ROWS,
     ) -> None:
         self._target = target
         self._planner = Planner(facts, depth)
@@ -51,7 +52,7 @@ class Emission:
         self._last_failure = ""
         self._is_closing = False
         self._latest_ns = 0
-        self._backlog = Backlog(self._take, self._finish, "kvtrace-spans")
+        self._backlog = Backlog(self._take, self._finish, "kvtrace-spans", limit_rows)
 
     def write(self, batch: Batch) -> None:
         spans = self._spans_in(batch)

@@ -127,7 +127,7 @@ class SdkPipeline:
         self.provider._active_span_processor.on_end(span)
 
     def room(self) -> int:
-        """Spans that every queue takes now and still has a quarter left, for the program's own."""
+        """Spans that every queue takes now and still has room for the program's own."""
         return min(map(_room, self.processors), default=_NO_LIMIT)
 
     @property
@@ -171,9 +171,9 @@ def _room(processor: SpanProcessor) -> int:
     if not isinstance(queue, deque) or queue.maxlen is None:
         return _NO_LIMIT
     batch = getattr(inside, "_max_export_batch_size", getattr(inside, "max_export_batch_size", 1))
-    # A queue exports at once only when it holds a whole batch, so as much as that must fit.
-    reserve = min(queue.maxlen // 4, max(queue.maxlen - batch, 0))
-    return queue.maxlen - reserve - len(queue)
+    # A queue exports at once only when it holds a whole batch. More would gain nothing, and keep a program with a dead
+    # collector from ending, for as long as the SDK goes on trying.
+    return max(batch, queue.maxlen // 4) - len(queue)
 
 
 def _is_shut_down(processor: SpanProcessor) -> bool:

@@ -449,10 +449,12 @@ def test_a_provider_that_is_shut_down_in_mid_run(demo: LoadedModel) -> None:
     session._flush()
     pipeline.provider.shutdown()
     generate(demo)
-    with pytest.warns(UserWarning, match="provider shut down"):
+    with pytest.warns(UserWarning, match=r"provider shut down|export failed"):
         session.stop()
     count = sum(map(len, session.batches()))
-    assert session.lost_spans == {"provider shut down": count - len(pipeline.spans)}
+    # Older simple processors don't know that they are shut down; their exporter does.
+    (missing,) = session.lost_spans.values()
+    assert missing == count - len(pipeline.spans)
 
 
 @pytest.mark.parametrize(("named", "message"), [

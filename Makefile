@@ -15,6 +15,7 @@ VENV = .venv
 BIN = $(VENV)/bin
 LOWEST = $(VENV)/lowest
 PIP = -m pip --disable-pip-version-check --quiet
+WORKERS ?= 2 # processes that share the fast tests
 SOURCES = tracer exporters viewer examples tests
 
 .DEFAULT_GOAL := help
@@ -58,7 +59,7 @@ browser:
 	|| { echo "the tests open traces in the real Perfetto UI: put chromium on PATH" >&2; exit 1; }
 
 test: $(VENV)/real-parts browser ## every test but the slow ones
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -n $(WORKERS) -m "not slow"
 
 test-all: test $(VENV)/phoenix/installed ## the slow tests too
 	$(BIN)/pytest -m slow || test $$? = 5 # 5: none is marked slow
@@ -72,7 +73,7 @@ test-lowest: browser ## the same as `test`, with the lowest version of each depe
 	$(LOWEST)/bin/python $(PIP) install --constraint $(LOWEST)/pins.txt --editable ".[$(EXTRAS)]"
 	$(LOWEST)/bin/python $(PIP) install --no-deps $(REAL_PARTS)
 	$(LOWEST)/bin/python $(PIP) install --constraint $(LOWEST)/pins.txt scipy
-	$(LOWEST)/bin/pytest -m "not slow"
+	$(LOWEST)/bin/pytest -n $(WORKERS) -m "not slow"
 
 check: lint types test ## formatting, lint, types and tests
 

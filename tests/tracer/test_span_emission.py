@@ -1,5 +1,6 @@
 """Recorded operations as spans of the SDK: every row, the same on both paths, and as the SDK's own would be."""
 
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +9,7 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
+from mlx_lm.models.cache import KVCache
 from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -498,3 +500,29 @@ def test_without_a_meter_provider_no_instrument_is_made(demo: LoadedModel, monke
     with record(tracer_provider=Pipeline().provider) as session:
         generate(demo)
     assert set(session.metadata["opentelemetry"]) == {"spans"}
+
+
+def test_threads_have_each_their_own_caller(demo: LoadedModel) -> None:
+    """Both at once, in turns: no operation gets the other thread's span as its parent."""
+    pipeline = Pipeline()
+    tracer = pipeline.provider.get_tracer("shop")
+    turns = threading.Barrier(2, timeout=60)
+    keys = mx.zeros((1, 1, 1, 8))
+
+    def work(name: str) -> None:
+        cache = KVCache()
+        with tracer.start_as_current_span(name):
+            for _ in range(200):
+                turns.wait()
+                cache.update_and_fetch(keys, keys)
+
+    with record(tracer_provider=pipeline.provider):
+        threads = [threading.Thread(target=work, args=(name,), name=name) for name in ("a", "b")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    names = {span.context.span_id: span.name for span in pipeline.spans}
+    found = Counter((names[span.parent.span_id], span.attributes["thread.name"])
+                    for span in of_kind(pipeline.spans, "update_and_fetch"))  # fmt: skip
+    assert found == {("a", "a"): 200, ("b", "b"): 200}

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,24 +69,36 @@ class Callers:
 
     def __init__(self, strings: "Strings") -> None:
         self._strings = strings
-        self._latest: tuple[Any, int] = (None, ABSENT)
+        self._get_current: Callable[[], Any] | None = None
+        self._latest: tuple[Any, int] = (None, ABSENT)  # one value: threads read and write it at once
         self.contexts: OrderedDict[int, Any] = OrderedDict()
 
     def place(self) -> int:
-        """ABSENT where no span is current."""
-        api = sys.modules.get("opentelemetry.trace")
-        if api is None:
-            return ABSENT
-        context = api.get_current_span().get_span_context()
+        """ABSENT where no span is current. A context never changes, so the latest one need not be looked at again."""
+        get_current = self._get_current
+        if get_current is None:
+            return self._begin()
+        context = get_current()
         latest, place = self._latest
-        if context is latest:
-            return place
-        place = self._strings.place(_parent_of(context).text) if context.is_valid else ABSENT
-        self._latest = (context, place)
-        if place != ABSENT:
-            self.contexts[place] = sys.modules["opentelemetry.context"].get_current()
-            while len(self.contexts) > _REMEMBERED:
-                self.contexts.popitem(last=False)
+        if context is not latest:
+            place = self._place_of(context)
+            self._latest = (context, place)
+        return place
+
+    def _begin(self) -> int:
+        if "opentelemetry.trace" not in sys.modules:
+            return ABSENT
+        self._get_current = sys.modules["opentelemetry.context"].get_current
+        return self.place()
+
+    def _place_of(self, context: Any) -> int:
+        span = sys.modules["opentelemetry.trace"].get_current_span(context).get_span_context()
+        if not span.is_valid:
+            return ABSENT
+        place = self._strings.place(_parent_of(span).text)
+        self.contexts[place] = context
+        while len(self.contexts) > _REMEMBERED:
+            self.contexts.popitem(last=False)
         return place
 
 

@@ -95,8 +95,8 @@ format: setup ## format the sources and fix what ruff can
 bench: setup ## what recording costs, beside its peers, in ratios
 	@for file in tests/bench/*.py; do echo "== $$file"; PYTHONPATH=tests $(BIN)/python $$file || exit 1; done
 
-pictures: $(VENV)/real-parts browser ## the README's pictures, taken of the real thing
-	PYTHONPATH=tests:examples $(BIN)/python tests/pictures.py examples/pictures
+pictures: $(VENV)/real-parts browser ## the README's pictures, taken of the real thing; all, or PICTURES="a.svg b.png"
+	PYTHONPATH=tests:examples $(BIN)/python tests/pictures.py examples/pictures $(PICTURES)
 
 clean: ## remove what the targets above made, except models/
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

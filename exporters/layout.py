@@ -44,6 +44,12 @@ MEMORY_COUNTERS: Final = {
 REQUEST_COUNTERS: Final = ("waiting", "running")
 """Names of the counters of requests that queue and that are worked on."""
 
+_SCALES: Final = {
+    "resident": "payload", "fp16_baseline": "payload",
+    "mlx_active": "memory", "mlx_peak": "memory", "process_resident": "memory",
+}  # fmt: skip
+"""Counters that are read against each other have one scale; on it, what is allocated would flatten the payload."""
+
 _REQUESTS_RANK, _RATE_RANK = 1, 2
 FORWARD_RANK: Final = 3
 
@@ -56,13 +62,17 @@ TAIL_RANK: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Track:
-    """One row of the timeline, equal to itself alone. ``unit`` makes it a counter; ``rank`` orders its siblings."""
+    """One row of the timeline, equal to itself alone. ``unit`` makes it a counter; ``rank`` orders its siblings.
+
+    Sibling counters of one ``scale`` share their vertical axis.
+    """
 
     uuid: int
     name: str
     parent: "Track | None" = None
     rank: int = 0
     unit: str | None = None
+    scale: str | None = None
 
     def lineage(self) -> "list[Track]":
         """The track and its ancestors, root first."""
@@ -85,12 +95,13 @@ class Layout:
         """Counter of one of MEMORY_COUNTERS."""
         group = self._track(("memory", model), "memory", self.root(model))
         rank = list(MEMORY_COUNTERS).index(column)
-        return self._track(("counter", model, column), MEMORY_COUNTERS[column], group, rank, "bytes")
+        key = ("counter", model, column)
+        return self._track(key, MEMORY_COUNTERS[column], group, rank, "bytes", _SCALES.get(column))
 
     def requests(self, model: str | None, name: str) -> Track:
         """Counter of one of REQUEST_COUNTERS."""
         group = self._track(("requests", model), "requests", self.root(model), _REQUESTS_RANK)
-        return self._track(("load", model, name), name, group, REQUEST_COUNTERS.index(name), "requests")
+        return self._track(("load", model, name), name, group, REQUEST_COUNTERS.index(name), "requests", "requests")
 
     def token_rate(self, model: str | None, root: Track) -> Track:
         """Counter of the requests that one lane of the root carries."""
@@ -121,10 +132,16 @@ class Layout:
         return self._track(("foreign", name, lane), name or FOREIGN_ROOT)
 
     def _track(
-        self, key: Hashable, name: str, parent: Track | None = None, rank: int = 0, unit: str | None = None
+        self,
+        key: Hashable,
+        name: str,
+        parent: Track | None = None,
+        rank: int = 0,
+        unit: str | None = None,
+        scale: str | None = None,
     ) -> Track:
         if key not in self._tracks:
-            self._tracks[key] = Track(len(self._tracks) + 1, name, parent, rank, unit)
+            self._tracks[key] = Track(len(self._tracks) + 1, name, parent, rank, unit, scale)
         return self._tracks[key]
 
     def _thread_number(self, model: str | None, thread: str | None) -> int:

@@ -25,6 +25,7 @@ _EXPLICIT_ORDER: Final = 3
 _UNIT_BYTES: Final = 3
 _COUNTER_UNIT: Final = 3
 _COUNTER_UNIT_NAME: Final = 6
+_COUNTER_SHARED_AXIS: Final = 7
 
 
 def describe_tracks(tracks: Iterable[Track]) -> bytes:
@@ -41,10 +42,11 @@ def _descriptor(track: Track) -> bytes:
         fields += whole(DescriptorField.SIBLING_ORDER_RANK, track.rank)
     if track.unit is None:
         fields += whole(DescriptorField.CHILD_ORDERING, _EXPLICIT_ORDER)
-    elif track.unit == "bytes":
-        fields += blob(DescriptorField.COUNTER, whole(_COUNTER_UNIT, _UNIT_BYTES))
     else:
-        fields += blob(DescriptorField.COUNTER, text(_COUNTER_UNIT_NAME, track.unit))
+        is_bytes = track.unit == "bytes"
+        counter = whole(_COUNTER_UNIT, _UNIT_BYTES) if is_bytes else text(_COUNTER_UNIT_NAME, track.unit)
+        counter += b"" if track.scale is None else text(_COUNTER_SHARED_AXIS, track.scale)
+        fields += blob(DescriptorField.COUNTER, counter)
     return _packet(blob(PacketField.TRACK_DESCRIPTOR, fields))
 
 

@@ -22,12 +22,17 @@ def no_cache_operations(trace: str) -> CommandError:
 def explain(error: Exception) -> list[str] | None:
     """The lines for stderr; None for an error that is no user's mistake but ours."""
     if isinstance(error, UsageError) and error.ctx is not None:
-        return _lines(error.format_message(), f"see {error.ctx.command_path} --help")
+        return _lines(_one_line(error), f"see {error.ctx.command_path} --help")
     if isinstance(error, ClickException):
-        return _lines(error.format_message(), "")
+        return _lines(_one_line(error), "")
     if isinstance(error, ValueError) and hasattr(error, "hint"):
         return _lines(str(getattr(error, "message", error)), str(error.hint))
     return None
+
+
+def _one_line(error: ClickException) -> str:
+    """Choices come as a list, a line each."""
+    return " ".join(error.format_message().split())
 
 
 def _lines(message: str, hint: str) -> list[str]:

@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-import click
-
 from kvtrace.viewer.commands.options import RunOptions
+from kvtrace.viewer.say import say
 
 if TYPE_CHECKING:
     from kvtrace.viewer.generation import Job
@@ -21,5 +20,5 @@ def load_job(options: RunOptions, text: str | None, progress: "RunProgress", *, 
     job = prepare(options, text)
     progress.clear()
     if not is_quiet:
-        click.echo("".join(f"{note}\n" for note in job.notes), err=True, nl=False)
+        say(*job.notes, err=True)
     return job

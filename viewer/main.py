@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import click
 
 from kvtrace.viewer.errors import explain
+from kvtrace.viewer.say import say
 
 __all__ = ["cli", "main"]
 
@@ -17,10 +18,14 @@ _COMMANDS: Mapping[str, str] = {
     "compare": "Say what a cache saves: equal tokens, then work, time, memory.",
     "sweep": "Compare over a grid of workloads: a row each, and a picture.",
     "bench": "Serve many requests at once: latency, throughput and memory.",
+    "live": "Follow a recording while it is made: tokens, speed, memory.",
     "summary": "Say per layer where time and bytes went.",
+    "report": "Make one HTML file with charts and tables of a trace.",
     "info": "Say what a trace holds: what ran, counts, losses, damage, size.",
     "check": "Check that a recording is whole and right; exit status 1 if not.",
     "convert": "Write a trace in another format; salvage a damaged one.",
+    "open": "Look at traces in the Perfetto UI, without the internet.",
+    "query": "Ask a trace in SQL, or by the name of a question.",
     "export": "Send a trace to an OpenTelemetry backend, or write it as OTLP JSON.",
     "methods": "List the cache methods that a model can run with, and their options.",
 }
@@ -56,7 +61,7 @@ class LazyGroup(click.Group):
             lines = explain(error)
             if lines is None:
                 raise
-            click.echo("\n".join(lines), err=True)
+            say(*lines, err=True)
             sys.exit(2)
         sys.exit(status if isinstance(status, int) else 0)
 

@@ -6,6 +6,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from kvtrace.viewer.render.printable import printable
+
 __all__ = ["RunProgress"]
 
 
@@ -14,9 +16,9 @@ class RunProgress:
 
     def __init__(self, is_shown: bool) -> None:
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[amount]}"),
+            TextColumn("{task.fields[amount]}", markup=False),
             TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,
@@ -29,6 +31,7 @@ class RunProgress:
         """Move the bar; a new ``what`` replaces it. Without ``total`` the end is unknown."""
         if self._bars.disable:
             return
+        what = printable(what)
         if what != self._what:
             self.clear()
             self._bars.start()

@@ -12,15 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from kvtrace.tracer.session import Session, record
 from kvtrace.viewer.generation import Generation, Job, generate
 from kvtrace.viewer.progress import RunProgress
+from kvtrace.viewer.say import say, shown
 from kvtrace.viewer.signals import ending_in_order
 
 if TYPE_CHECKING:
-    from kvtrace.viewer.live import LiveExport
+    from kvtrace.viewer.live_export import LiveExport
 
 __all__ = ["follow_prefill", "losses_of", "record_job", "recording"]
 
@@ -63,7 +62,7 @@ def recording(job: Job, path: Path, timing: str, tracer_provider: Any = None) ->
                 session.annotate(**_facts(job))
                 yield session
         except (KeyboardInterrupt, SystemExit):
-            click.echo(f"\nStopped. What was recorded so far is in {path}.", err=True)
+            say("", f"Stopped. What was recorded so far is in {path}.", err=True)
             raise
 
 
@@ -99,15 +98,10 @@ def _follow_text(job: Job, is_quiet: bool, progress: RunProgress) -> Callable[[s
         else:
             progress.clear()
         if not is_quiet:
-            sys.stdout.write(_without_controls(text) if sys.stdout.isatty() else text)
+            sys.stdout.write(shown(text, sys.stdout, kept="\n\t") if sys.stdout.isatty() else text)
             sys.stdout.flush()
 
     return follow
-
-
-def _without_controls(text: str) -> str:
-    """A model may say anything, also what would move a terminal's cursor or change its colours."""
-    return "".join(character if character.isprintable() or character in "\n\t" else "·" for character in text)
 
 
 def _facts(job: Job) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What a session or an opened trace shows of itself: the entry points of the group ``kvtrace.views``."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kvtrace.viewer.reduce.filters import Filters
@@ -47,4 +48,9 @@ def summary(
 
 
 def html(source: TraceSource) -> str:
-    return summary(source)._repr_html_()
+    """The report of ``kvtrace report`` in a frame, for a notebook."""
+    from kvtrace.viewer.report.frame import render_frame
+    from kvtrace.viewer.report.reading import read_recording
+
+    path = getattr(source, "path", None)
+    return render_frame(read_recording(source, "this recording" if path is None else Path(path).name))

@@ -77,7 +77,7 @@ def test_a_program_that_is_told_to_end_keeps_its_own_way_of_ending(nursery: Nurs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", [suffix for suffix in SUFFIXES if suffix != ".jsonl"])  # which the UI can't read
 def test_the_perfetto_ui_opens_what_is_left(
     suffix: str, nursery: Nursery, tmp_path: Path, perfetto_ui: PerfettoUi
 ) -> None:

@@ -4,6 +4,12 @@ import pytest
 from synthetic import METADATA, MemorySource, generation
 
 
+@pytest.fixture(autouse=True)
+def _characters_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the language of whoever runs the tests: in C, output is ASCII."""
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+
+
 @pytest.fixture
 def source() -> MemorySource:
     """Two layers, ten prompt tokens, three generated."""

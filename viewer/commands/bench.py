@@ -10,6 +10,7 @@ import click
 from kvtrace.viewer.commands.options import RunOptions, model_options
 from kvtrace.viewer.errors import CommandError
 from kvtrace.viewer.output_file import check_output
+from kvtrace.viewer.say import say
 
 if TYPE_CHECKING:
     from kvtrace.viewer.serving.bench import BenchRun
@@ -150,7 +151,7 @@ def _run(
         bench = Bench.of(job, workload, *concurrency)
         progress.clear()
         if not is_quiet:
-            click.echo("".join(f"{note}\n" for note in job.notes), err=True, nl=False)
+            say(*job.notes, err=True)
         return run_bench(bench, path, tolerance, progress)
 
 
@@ -158,14 +159,17 @@ def _show(run: "BenchRun", is_json: bool, is_quiet: bool) -> int:
     """Print the result; returns the exit status."""
     from kvtrace.viewer.serving.table import describe_violations, format_bench
 
-    click.echo(json.dumps(run.document, indent=2, allow_nan=False) if is_json else format_bench(run.document))
+    if is_json:
+        click.echo(json.dumps(run.document, indent=2, allow_nan=False))
+    else:
+        say(*format_bench(run.document).split("\n"))
     violations = describe_violations(run.document)
     for violation in violations:
-        click.echo(f"Error: {violation}", err=True)
+        say(f"Error: {violation}", err=True)
     for trouble in run.troubles:
-        click.echo(f"Warning: {trouble}", err=True)
+        say(f"Warning: {trouble}", err=True)
     if run.document["trace"] is not None and not is_quiet:
-        click.echo(f"Wrote {run.document['trace']}.", err=True)
+        say(f"Wrote {run.document['trace']}.", err=True)
     if run.document["interrupted"]:
         return _INTERRUPTED
     return _NOT_ISOLATED if violations else 1 if run.troubles else 0

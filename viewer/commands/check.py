@@ -8,7 +8,7 @@ from kvtrace.viewer.errors import no_cache_operations
 from kvtrace.viewer.read import open_trace
 from kvtrace.viewer.reduce.check import Verdict, check_trace
 from kvtrace.viewer.reduce.faults import Fault
-from kvtrace.viewer.render.inventory import printable
+from kvtrace.viewer.say import say
 
 __all__ = ["command"]
 
@@ -35,7 +35,7 @@ def command(traces: tuple[str, ...], format_name: str) -> None:
         click.echo(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2))
     else:
         for trace, verdict in verdicts:
-            click.echo(_text(verdict, f"{trace}: " if len(verdicts) > 1 else ""))
+            say(*_lines(verdict, f"{trace}: " if len(verdicts) > 1 else ""))
     click.get_current_context().exit(int(any(verdict.total for _, verdict in verdicts)))
 
 
@@ -47,7 +47,7 @@ def _check(trace: str) -> Verdict:
     return verdict
 
 
-def _text(verdict: Verdict, name: str) -> str:
+def _lines(verdict: Verdict, name: str) -> list[str]:
     """A line for each fault, in order of time, and one for all of them."""
     lines = [f"{name}{_line(fault)}" for fault in verdict.faults]
     hidden = verdict.total - len(verdict.faults)
@@ -55,7 +55,7 @@ def _text(verdict: Verdict, name: str) -> str:
         lines.append(f"{name}… and {hidden:,} more of these")
     faults = _count(verdict.total, "fault") if verdict.total else "no faults"
     checked = f"{_count(verdict.operations, 'operation')} of {_count(verdict.caches, 'cache')}"
-    return "\n".join([*lines, f"{name}checked {checked}: {faults}"])
+    return [*lines, f"{name}checked {checked}: {faults}"]
 
 
 def _count(number: int, what: str) -> str:
@@ -72,4 +72,4 @@ def _line(fault: Fault) -> str:
     ]
     if place.start_ns is not None:
         where.append(f"at {place.start_ns / 1e9:.9f} s")
-    return printable(f"{fault.rule}: {fault.message}" + (f" ({', '.join(where)})" if where else ""))
+    return f"{fault.rule}: {fault.message}" + (f" ({', '.join(where)})" if where else "")

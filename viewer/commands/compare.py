@@ -8,6 +8,7 @@ import click
 
 from kvtrace.viewer.commands.options import RunOptions, model_options
 from kvtrace.viewer.output_file import check_output
+from kvtrace.viewer.say import say
 
 __all__ = ["command"]
 
@@ -78,7 +79,7 @@ def command(
         asked = Asked.of(options, batch_size, against, against_settings, tolerance)
         progress.clear()
         if is_predicted:
-            click.echo("\n".join([*asked.prediction(), ""]), err=is_json)
+            say(*asked.prediction(), "", err=is_json)
         comparison = asked.compare(repeat, output, progress.show)
     document = {**asked.document(comparison), "repetitions": repeat, "trace": None if output is None else str(output)}
     _print(document, is_json)
@@ -91,10 +92,10 @@ def _print(document: dict[str, Any], is_json: bool) -> None:
     if is_json:
         click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
-    click.echo("\n".join(lines_of_comparison(document)))
+    say(*lines_of_comparison(document))
     if document["trace"] is not None:
-        click.echo(f"\nWrote {document['trace']}.")
+        say("", f"Wrote {document['trace']}.")
     if not document["holds"] and document["time"] is None:
-        click.echo("Error: the paths don't do the same; no speed is worth comparing", err=True)
+        say("Error: the paths don't do the same; no speed is worth comparing", err=True)
         hint = "allow what the method itself makes different with --tolerance, or ask what differs with --against"
-        click.echo(f"Hint: {hint}", err=True)
+        say(f"Hint: {hint}", err=True)

@@ -12,6 +12,7 @@ from kvtrace.viewer.errors import CommandError
 from kvtrace.viewer.output_file import check_output
 from kvtrace.viewer.read import open_trace
 from kvtrace.viewer.render.units import format_bytes
+from kvtrace.viewer.say import say
 
 __all__ = ["command"]
 
@@ -44,8 +45,8 @@ def command(source: Path, out: Path, force: bool) -> None:
     with _progress(source.stat().st_size) as follow:
         converted = convert_trace(opened, out, follow)
     for damage in converted.damage:
-        click.echo(f"Warning: {source}: {damage}", err=True)
-    click.echo(f"Wrote {out} ({format_bytes(out.stat().st_size)}): {_held(converted)}.", err=True)
+        say(f"Warning: {source}: {damage}", err=True)
+    say(f"Wrote {out} ({format_bytes(out.stat().st_size)}): {_held(converted)}.", err=True)
     click.get_current_context().exit(int(bool(converted.damage)))
 
 

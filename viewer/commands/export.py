@@ -13,6 +13,7 @@ from kvtrace.viewer.errors import CommandError
 from kvtrace.viewer.journal import Journal
 from kvtrace.viewer.progress import RunProgress
 from kvtrace.viewer.read import TraceFile, open_trace
+from kvtrace.viewer.say import say
 from kvtrace.viewer.signals import ending_in_order
 
 if TYPE_CHECKING:
@@ -95,20 +96,20 @@ def _send(source: TraceFile, client: "OtlpClient", progress: RunProgress, *, is_
         export.run(contents, follow)
     except OtlpError as error:
         progress.clear()
-        click.echo(f"Error: {error.message}", err=True)
-        click.echo(f"Hint: {error.hint or _how_to_go_on(export.done, contents.spans, journal)}", err=True)
+        say(f"Error: {error.message}", err=True)
+        say(f"Hint: {error.hint or _how_to_go_on(export.done, contents.spans, journal)}", err=True)
         return 1
     except (KeyboardInterrupt, SystemExit):
         progress.clear()
-        click.echo(f"Stopped: {_how_to_go_on(export.done, contents.spans, journal)}.", err=True)
+        say(f"Stopped: {_how_to_go_on(export.done, contents.spans, journal)}.", err=True)
         raise
     finally:
         client.close()
     progress.clear()
     if journal.fault:
-        click.echo(f"Warning: an interrupted export could not have gone on: {journal.fault}", err=True)
+        say(f"Warning: an interrupted export could not have gone on: {journal.fault}", err=True)
     for damage in source.damage:
-        click.echo(f"Warning: {source.path}: {damage}", err=True)
+        say(f"Warning: {source.path}: {damage}", err=True)
     _tell_result(export.sent, earlier, client.shown, time.monotonic() - began_s)
     return int(bool(export.sent.rejected or source.damage))
 
@@ -118,10 +119,10 @@ def _sent_before(journal: Journal, spans: int, endpoint: str, *, is_anew: bool) 
         return Sent()
     sent = journal.read()
     if sent is None or sent.accepted + sent.rejected > spans:
-        click.echo(f"Starting anew: {journal.path} is of another trace or endpoint.", err=True)
+        say(f"Starting anew: {journal.path} is of another trace or endpoint.", err=True)
         return Sent()
     if done := sent.accepted + sent.rejected:
-        click.echo(f"Going on after {done:,} of {spans:,} spans that {endpoint} has answered for.", err=True)
+        say(f"Going on after {done:,} of {spans:,} spans that {endpoint} has answered for.", err=True)
     return sent
 
 
@@ -136,14 +137,14 @@ def _how_to_go_on(done: int, spans: int, journal: Journal) -> str:
 
 def _tell_wait(progress: RunProgress, wait_s: float, why: str) -> None:
     progress.clear()
-    click.echo(f"Waiting {wait_s:.1f} s: {why}", err=True)
+    say(f"Waiting {wait_s:.1f} s: {why}", err=True)
 
 
 def _tell_result(sent: Sent, earlier: int, endpoint: str, took_s: float) -> None:
     spans = sent.accepted + sent.rejected
     before = f" ({earlier:,} of them earlier)" if earlier else ""
     why = f" ({sent.message})" if sent.message else ""
-    click.echo(
+    say(
         f"Sent {spans:,} span{'' if spans == 1 else 's'}{before} to {endpoint} in {took_s:.1f} s: "
         f"{sent.accepted:,} accepted, {sent.rejected:,} rejected{why}.",
         err=True,

@@ -11,6 +11,7 @@ from kvtrace.viewer.read.opening import format_of
 from kvtrace.viewer.read.parts import measure_file
 from kvtrace.viewer.reduce.inventory import take_inventory
 from kvtrace.viewer.render.inventory import render_inventory
+from kvtrace.viewer.say import say
 
 __all__ = ["command"]
 
@@ -38,4 +39,4 @@ def command(traces: tuple[str, ...], format_name: str) -> None:
     if format_name == "json":
         click.echo(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2, default=str))
     else:
-        click.echo("\n\n".join(map(render_inventory, documents)))
+        say(*"\n\n".join(map(render_inventory, documents)).split("\n"))

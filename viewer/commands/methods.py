@@ -10,6 +10,7 @@ from kvtrace.tracer.methods.method import CacheMethod
 from kvtrace.tracer.methods.registry import LoadFailure, find_method, iter_methods
 from kvtrace.viewer.render.methods import document_of, lines_of_method, lines_of_methods
 from kvtrace.viewer.render.text import Line
+from kvtrace.viewer.say import say
 
 __all__ = ["command"]
 
@@ -35,7 +36,7 @@ def command(name: str | None, servable_only: bool, is_json: bool) -> None:
     methods = list(iter_methods(failures.append)) if name is None else [find_method(name)]
     chosen = [method for method in methods if method.can_serve or not servable_only]
     for failure in failures:
-        click.echo(f"Warning: {failure}", err=True)
+        say(f"Warning: {failure}", err=True)
     if is_json:
         click.echo(json.dumps(document_of(chosen, failures), indent=2))
     else:
@@ -45,7 +46,7 @@ def command(name: str | None, servable_only: bool, is_json: bool) -> None:
 def _print(methods: Sequence[CacheMethod], *, is_one: bool) -> None:
     """Fitted to a terminal; plain anywhere else."""
     if not sys.stdout.isatty():
-        click.echo("\n".join(line.text for line in _lines(methods, is_one, _PLAIN_WIDTH)))
+        say(*(line.text for line in _lines(methods, is_one, _PLAIN_WIDTH)))
         return
     from rich.console import Console  # only terminals need it
 

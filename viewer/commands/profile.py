@@ -10,6 +10,7 @@ import click
 from kvtrace.viewer.commands.options import RunOptions, model_options
 from kvtrace.viewer.loading import load_job
 from kvtrace.viewer.output_file import check_output
+from kvtrace.viewer.say import say
 
 if TYPE_CHECKING:
     from kvtrace.viewer.profiling import ProfiledRun
@@ -63,7 +64,7 @@ def command(options: RunOptions, timing: str, output: Path | None, force: bool, 
         _show_table(run)
     click.echo(json.dumps(run.document, indent=2, allow_nan=False))
     for trouble in run.troubles:
-        click.echo(f"Warning: {trouble}", err=True)
+        say(f"Warning: {trouble}", err=True)
     click.get_current_context().exit(1 if run.troubles else 0)
 
 
@@ -80,6 +81,6 @@ def _run(options: RunOptions, text: str | None, path: Path | None, timing: str, 
 def _show_table(run: "ProfiledRun") -> None:
     from kvtrace.viewer.render.profile import format_profile_table
 
-    click.echo(f"{format_profile_table(run.report)}\n\n{run.document['accounting_note']}", err=True)
+    say(*format_profile_table(run.report).split("\n"), "", run.document["accounting_note"], err=True)
     if run.document["trace"] is not None:
-        click.echo(f"Wrote {run.document['trace']}.", err=True)
+        say(f"Wrote {run.document['trace']}.", err=True)

@@ -10,9 +10,10 @@ from kvtrace.viewer.commands.options import RunOptions, model_options
 from kvtrace.viewer.commands.otlp_options import connect
 from kvtrace.viewer.loading import load_job
 from kvtrace.viewer.output_file import check_output, default_output
+from kvtrace.viewer.say import say
 
 if TYPE_CHECKING:
-    from kvtrace.viewer.live import LiveExport
+    from kvtrace.viewer.live_export import LiveExport
 
 __all__ = ["command"]
 
@@ -66,15 +67,15 @@ def command(
     if not quiet:
         troubles += _show_result(path)
         if live is not None:
-            click.echo(live.result)
+            say(live.result)
     for trouble in troubles:
-        click.echo(f"Warning: {trouble}", err=True)
+        say(f"Warning: {trouble}", err=True)
     click.get_current_context().exit(1 if troubles else 0)
 
 
 def _prepare_live(endpoint: str) -> "LiveExport":
     client = connect(endpoint)
-    from kvtrace.viewer.live import LiveExport
+    from kvtrace.viewer.live_export import LiveExport
 
     return LiveExport(client)
 
@@ -96,7 +97,7 @@ def _run(
         from kvtrace.viewer.recording import record_job
 
         if not is_quiet:
-            click.echo(_RULE)
+            say(_RULE)
         return record_job(
             job, path, timing=timing, is_compared=is_compared, is_quiet=is_quiet, progress=progress, live=live
         )
@@ -110,13 +111,13 @@ def _show_result(path: Path) -> list[str]:
     from kvtrace.viewer.render.texts import View
     from kvtrace.viewer.render.units import format_bytes
 
-    click.echo(f"\n{_RULE}\n")
+    say("", _RULE, "")
     try:
         document = summarize(open_trace(path)).to_dict()
     except TraceError as error:
         return [f"the recording can't be read back: {error}"]
     print_summaries([(str(path), document)], View())
-    click.echo(f"\nWrote {path} ({format_bytes(path.stat().st_size)}).")
-    click.echo("See it: drag the file onto https://ui.perfetto.dev (it is read in your browser, not uploaded).")
-    click.echo(f"The table again: kvtrace summary {path}")
+    say("", f"Wrote {path} ({format_bytes(path.stat().st_size)}).")
+    say(f"See it: kvtrace open {path}, or kvtrace report {path}")
+    say(f"The table again: kvtrace summary {path}")
     return []

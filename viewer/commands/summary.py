@@ -14,6 +14,7 @@ from kvtrace.viewer.reduce.groups import By
 from kvtrace.viewer.reduce.summary import summarize
 from kvtrace.viewer.render.formats import FORMATS
 from kvtrace.viewer.render.texts import View
+from kvtrace.viewer.say import say
 
 __all__ = ["command", "parse_layers"]
 
@@ -43,7 +44,7 @@ def _read(path: str, filters: Filters, by: By) -> dict[str, Any]:
     summary = summarize(open_trace(Path(path)), filters, by)
     document = summary.to_dict()
     for damage in document["damage"]:
-        click.echo(f"Warning: {path}: {damage}", err=True)
+        say(f"Warning: {path}: {damage}", err=True)
     if not summary.partial.cells and filters == Filters():
         raise no_cache_operations(path)
     return document

@@ -10,6 +10,7 @@ from kvtrace.viewer.commands.lists import CommaList
 from kvtrace.viewer.commands.options import RunOptions, sweep_options
 from kvtrace.viewer.errors import CommandError
 from kvtrace.viewer.output_file import check_place
+from kvtrace.viewer.say import say
 from kvtrace.viewer.signals import ending_in_order
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _print_grid(sweep: "Sweep", *, is_product: bool) -> None:
     from kvtrace.viewer.render.sweep import lines_of_grid
 
     lines = lines_of_grid([point.to_dict() for point in sweep.points], sweep.repetitions)
-    click.echo("\n".join([*lines, ""]), err=not is_product)
+    say(*lines, "", err=not is_product)
 
 
 def _collect(sweep: "Sweep", progress: "RunProgress") -> tuple[list[dict[str, Any]], int]:
@@ -155,21 +156,25 @@ def _print(document: Mapping[str, Any], form: str) -> None:
     from kvtrace.viewer.render.sweep import FORMATS, name_of_workload
 
     if document["rows"] or form == "json":
-        click.echo(FORMATS[form](document))
+        text = FORMATS[form](document)
+        if form == "table":
+            say(*text.split("\n"))
+        else:
+            click.echo(text)
     failed = [f"Error: {name_of_workload(row)}: {row['why_not']}" for row in document["rows"] if not row["holds"]]
     if failed:
         failed.append("Hint: see one alone with kvtrace compare; allow what a method does to logits with --tolerance")
     left_out = [f"  {name_of_workload(point)}" for point in document["left_out"]]
     if left_out:
         left_out.insert(0, f"Interrupted after {len(document['rows'])} workloads. Left out:")
-    click.echo("".join(f"{line}\n" for line in [*failed, *left_out]), err=True, nl=False)
+    say(*failed, *left_out, err=True)
 
 
 def _draw(document: Mapping[str, Any], path: Path) -> None:
     from kvtrace.viewer.render.picture import draw_sweep, save_picture
 
     if not any(row["holds"] for row in document["rows"]):
-        click.echo(f"No picture: no workload holds, so {path} was not written.", err=True)
+        say(f"No picture: no workload holds, so {path} was not written.", err=True)
         return
     save_picture(draw_sweep(document), path)
-    click.echo(f"Wrote {path}.", err=True)
+    say(f"Wrote {path}.", err=True)

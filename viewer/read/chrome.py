@@ -15,7 +15,7 @@ from kvtrace.viewer.read.errors import TraceError
 from kvtrace.viewer.read.strings import StringTable
 from kvtrace.viewer.read.version import RECORD_ONE, check_version
 
-__all__ = ["ChromeTrace", "is_chrome"]
+__all__ = ["ChromeTrace", "facts_of", "is_chrome"]
 
 _LOOKED_AT: Final = 256
 _SPACE: Final = b" \t\r\n"
@@ -48,7 +48,7 @@ class ChromeTrace:
         self._is_session = is_session(first)
         self.metadata: Metadata = {"foreign": True}
         if self._is_session:
-            self.metadata = _facts(path, first["args"])
+            self.metadata = facts_of(path, first["args"])
             check_version(path, self.metadata)
 
     def batches(self) -> Iterator[Batch]:
@@ -82,7 +82,8 @@ class ChromeTrace:
             notes.add("never closed: what followed the last event is missing")
 
 
-def _facts(path: Path, arguments: dict[str, Any]) -> Metadata:
+def facts_of(path: Path, arguments: dict[str, Any]) -> Metadata:
+    """Of a session, out of its first event. Raises TraceError."""
     try:
         return dict(restored(arguments))
     except (ValueError, TypeError) as error:

@@ -62,7 +62,7 @@ class SessionReader:
             try:
                 if event.get("ph") == "M":
                     if event["name"] == BLOCK_NAME:
-                        yield from self._flush()
+                        yield from self.flush()
                         self._begin_block(event["args"])
                     continue
                 self._add(event)
@@ -70,11 +70,11 @@ class SessionReader:
                 if not self.notes.count("events", f"{type(error).__name__}: {error}"):
                     raise ValueError("too many events can't be read") from error
             if len(self._rows) >= _MOST_ROWS or len(self._foreign) >= _MOST_ROWS:
-                yield from self._flush()
+                yield from self.flush()
 
     def finish(self) -> Iterator[Batch]:
         """The last block, and the rows that never ended."""
-        yield from self._flush()
+        yield from self.flush()
         unfinished = self._joiner.unfinished()
         if unfinished:
             yield Batch(_by_start(unfinished), self.strings, {}, dict(self._lost))
@@ -127,7 +127,8 @@ class SessionReader:
             int(request): dict(restored(details).items()) for request, details in facts.get("details", {}).items()
         }
 
-    def _flush(self) -> Iterator[Batch]:
+    def flush(self) -> Iterator[Batch]:
+        """What was read of the current block."""
         if self._rows or self._foreign or self._is_block:
             rows = _by_start(self._rows)
             yield Batch(rows, self.strings, self._details, dict(self._lost), tuple(self._foreign))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-__all__ = ["GZIP", "Notes", "inflate_start", "iter_text"]
+__all__ = ["GZIP", "Inflater", "Notes", "inflate_start", "iter_text"]
 
 GZIP: Final = b"\x1f\x8b\x08"
 _PIECE: Final = 1 << 20
@@ -68,33 +68,56 @@ def inflate_start(data: bytes, size: int) -> bytes:
 
 
 def _inflated(file: BinaryIO, notes: Notes) -> Iterator[bytes]:
-    """The text of every member, in pieces of at most 1 MB."""
-    member = _Member()
-    given = 0
+    inflater = Inflater(notes)
     for piece in iter(lambda: file.read(_COMPRESSED_PIECE), b""):
-        while piece:
-            is_fresh = member.is_empty
+        yield from inflater.feed(piece)
+        if inflater.is_hopeless:
+            return
+    yield from inflater.finish()
+
+
+class Inflater:
+    """The text of every gzip member, in pieces of at most 1 MB. ``is_hopeless``: it is of no use to go on."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self._member = _Member()
+        self._taken = self._given = 0
+        self.is_hopeless = False
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """The text of the members that end in this piece of the file, or are too long to wait for."""
+        self._taken += len(piece)
+        while piece and not self.is_hopeless:
+            is_fresh = self._member.is_empty
             try:
-                rest = member.take(piece)
+                rest = self._member.take(piece)
             except zlib.error as error:
-                if not notes.count("compressed blocks", str(error)):
-                    notes.add("too many of them: the rest is unread")
+                if not self._notes.count("compressed blocks", str(error)):
+                    self._give_up("too many of them: the rest is unread")
                     return
                 at = piece.find(GZIP, 1 if is_fresh else 0)
-                member, piece = _Member(), piece[at:] if at >= 0 else b""
+                self._member, piece = _Member(), piece[at:] if at >= 0 else b""
                 continue
-            for text in member.ready():
-                given += len(text)
+            for text in self._member.ready():
+                self._given += len(text)
                 yield text
-            if given > _ANY_RATIO and given > file.tell() * _HIGHEST_RATIO:
-                notes.add("compressed beyond belief: the rest is unread")
+            if self._given > _ANY_RATIO and self._given > self._taken * _HIGHEST_RATIO:
+                self._give_up("compressed beyond belief: the rest is unread")
                 return
-            if member.is_whole:
-                member, rest = _Member(), rest.lstrip(b"\0")
+            if self._member.is_whole:
+                self._member, rest = _Member(), rest.lstrip(b"\0")
             piece = rest
-    if not member.is_empty:
-        notes.add("cut at the end: the last compressed block is not whole")
-        yield from member.remainder()
+
+    def finish(self) -> Iterator[bytes]:
+        """The text of a member that is cut."""
+        if not self._member.is_empty:
+            self._notes.add("cut at the end: the last compressed block is not whole")
+            yield from self._member.remainder()
+
+    def _give_up(self, why: str) -> None:
+        self._notes.add(why)
+        self.is_hopeless = True
 
 
 class _Member:

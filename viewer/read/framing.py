@@ -9,14 +9,14 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from kvtrace.exporters.protocol import INDEX_PACKET, LARGEST_BLOCK, TRACE_PACKET, IndexField, PacketField
 from kvtrace.exporters.wire import WireError, iter_fields, read_varint
 
-__all__ = ["Block", "Damage", "iter_blocks", "iter_packets"]
+__all__ = ["LARGEST_HEAD", "Block", "BlockCutter", "Damage", "iter_blocks", "iter_packets", "packet_length"]
 
-_LARGEST_HEAD: Final = 16
+LARGEST_HEAD: Final = 16
 """Bytes that hold the tag and the length of any packet."""
 
 _ANY_RATIO: Final = 4 * 2**20
@@ -48,40 +48,53 @@ class Block:
 
 def iter_blocks(path: Path) -> Iterator[Block | Damage]:
     """Every block of a file in order, and what lies between that is none. Raises OSError."""
-    plain = bytearray()
-    taken = unpacked = 0
+    cutter = BlockCutter()
     for packet in iter_packets(path):
+        yield from cutter.add(packet)
+        if cutter.is_hopeless:
+            return
+    yield from cutter.flush()
+
+
+class BlockCutter:
+    """Takes packets in file order, gives blocks. ``is_hopeless``: they hold more than can be; no use to go on."""
+
+    def __init__(self) -> None:
+        self._plain = bytearray()
+        self._taken = self._unpacked = 0
+        self.is_hopeless = False
+
+    def add(self, packet: bytes | Damage) -> Iterator[Block | Damage]:
+        """The blocks that the packet completes, or is."""
         if isinstance(packet, Damage):
-            yield from _flush(plain)
+            yield from self.flush()
             yield packet
-            continue
-        taken += len(packet)
+            return
+        self._taken += len(packet)
         try:
             if (data := _decompress(packet)) is not None:
-                unpacked += len(data)
-                yield from _flush(plain)
+                self._unpacked += len(data)
+                yield from self.flush()
                 yield _parse(data)
             else:
-                if _is_index(packet) or len(plain) + len(packet) > LARGEST_BLOCK:
-                    yield from _flush(plain)
-                plain += packet
+                if _is_index(packet) or len(self._plain) + len(packet) > LARGEST_BLOCK:
+                    yield from self.flush()
+                self._plain += packet
         except (ValueError, KeyError, zlib.error) as error:
             yield Damage(f"a block of {len(packet):,} bytes can't be read: {error}")
-        if unpacked > _ANY_RATIO and unpacked > taken * _HIGHEST_RATIO:
+        if self._unpacked > _ANY_RATIO and self._unpacked > self._taken * _HIGHEST_RATIO:
+            self.is_hopeless = True
             yield Damage("compressed beyond belief: the rest is unread")
-            return
-    yield from _flush(plain)
 
-
-def _flush(plain: bytearray) -> Iterator[Block | Damage]:
-    """The block that plain packets make: another program may have unpacked a file of ours."""
-    data = bytes(plain)
-    plain.clear()
-    if data:
-        try:
-            yield _parse(data)
-        except (ValueError, KeyError) as error:
-            yield Damage(f"{len(data):,} bytes of packets can't be read: {error}")
+    def flush(self) -> Iterator[Block | Damage]:
+        """The block that plain packets make: another program may have unpacked a file of ours."""
+        data = bytes(self._plain)
+        self._plain.clear()
+        if data:
+            try:
+                yield _parse(data)
+            except (ValueError, KeyError) as error:
+                yield Damage(f"{len(data):,} bytes of packets can't be read: {error}")
 
 
 def iter_packets(path: Path) -> Iterator[bytes | Damage]:
@@ -90,7 +103,8 @@ def iter_packets(path: Path) -> Iterator[bytes | Damage]:
     with path.open("rb") as file:
         at = 0
         while at < size:
-            length = _packet_length(file, at)
+            file.seek(at)
+            length = packet_length(file.read(LARGEST_HEAD))
             if length is None or at + length > size:
                 yield Damage(f"cut at the end: {size - at:,} bytes unread")
                 return
@@ -102,10 +116,9 @@ def iter_packets(path: Path) -> Iterator[bytes | Damage]:
             at += length
 
 
-def _packet_length(file: BinaryIO, at: int) -> int | None:
+def packet_length(first_bytes: bytes) -> int | None:
     """Of a packet with its tag, or None if the bytes are none."""
-    file.seek(at)
-    head = memoryview(file.read(_LARGEST_HEAD))
+    head = memoryview(first_bytes)
     try:
         key, after = read_varint(head, 0)
         length, after = read_varint(head, after)

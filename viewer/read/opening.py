@@ -10,7 +10,9 @@ from kvtrace.viewer.read import trace as perfetto
 from kvtrace.viewer.read.chrome import ChromeTrace, is_chrome
 from kvtrace.viewer.read.otlp import OtlpTrace, is_otlp
 
-__all__ = ["TraceFile", "format_of", "open_trace"]
+__all__ = ["Format", "TraceFile", "format_of", "format_of_bytes", "open_trace"]
+
+Format = Literal["perfetto", "chrome", "otlp"]
 
 _FIRST_BYTES: Final = 4096
 
@@ -26,9 +28,12 @@ class TraceFile(Protocol):
         """Every row once, a block at a time, from the start at each call. Raises TraceError."""
 
 
-def format_of(path: Path) -> Literal["perfetto", "chrome", "otlp"]:
+def format_of(path: Path) -> Format:
     """By the file's first bytes; what is none of them is for the Perfetto reader to refuse."""
-    first_bytes = _first_bytes(path) if path.is_file() else b""
+    return format_of_bytes(_first_bytes(path) if path.is_file() else b"")
+
+
+def format_of_bytes(first_bytes: bytes) -> Format:
     if is_otlp(first_bytes):
         return "otlp"
     return "chrome" if is_chrome(first_bytes) else "perfetto"

@@ -20,7 +20,7 @@ from kvtrace.viewer.read.otlp_survey import Session, Survey, block_of, key_of
 from kvtrace.viewer.read.strings import StringTable
 from kvtrace.viewer.read.version import check_version
 
-__all__ = ["OtlpTrace", "is_otlp"]
+__all__ = ["OtlpTrace", "SpanReader", "is_otlp"]
 
 _ROWS_PER_BATCH: Final = 16_384
 _FOREIGN_PER_BATCH: Final = 4_096
@@ -65,7 +65,7 @@ class OtlpTrace:
         """The rows, each batch by start; last those that never ended. Raises TraceError."""
         notes = Notes()
         scanner = self._scanner(notes)
-        reader = _Reader(self._survey, self._anchor_ns, self._strings, scanner, notes)
+        reader = SpanReader(self._survey, self._anchor_ns, self._strings, scanner, notes)
         for origin, span in scanner.spans():
             yield from reader.add(origin, span)
         yield from reader.finish()
@@ -75,7 +75,7 @@ class OtlpTrace:
             notes.add("never closed: what followed the last block is missing")
         self.damage[:] = notes.all()
 
-    def _note_skipped(self, scanner: SpanScanner, reader: "_Reader") -> None:
+    def _note_skipped(self, scanner: SpanScanner, reader: "SpanReader") -> None:
         skipped = {f"lines of {signal}": count for signal, count in scanner.others.items()}
         if reader.repeated:
             skipped["repeated spans"] = reader.repeated
@@ -87,7 +87,7 @@ class OtlpTrace:
 
 
 @dataclass(slots=True)
-class _Reader:
+class SpanReader:
     """Turns spans, in the order of the file, into batches. ``repeated`` counts those that had been there before.
 
     A block of a file's writer is a batch. Rows of others wait for some that follow: theirs come in any order.
@@ -128,7 +128,7 @@ class _Reader:
             yield self._batch(0)
 
     def finish(self) -> Iterator[Batch]:
-        yield from self._flush()
+        yield from self.flush()
         self._rows = list(self._begun.values())
         while self._rows:
             yield self._batch(_ROWS_PER_BATCH)
@@ -140,7 +140,7 @@ class _Reader:
         self._is_exact = block is not None
         if self._session is None or block is None:
             return
-        yield from self._flush()
+        yield from self.flush()
         try:
             self._begin_block(self._session, block)
         except NOT_READABLE as error:
@@ -188,7 +188,8 @@ class _Reader:
             self._begun.pop(_identity(row), None)
         self._rows.append(row)
 
-    def _flush(self) -> Iterator[Batch]:
+    def flush(self) -> Iterator[Batch]:
+        """Everything that waits."""
         if self._rows or self._foreign or self._details or self._is_block:
             yield self._batch(len(self._rows))
 

@@ -64,7 +64,7 @@ class Survey:
         session: Session | None = None
         for its_origin, span in scanner.spans():
             if its_origin is not origin:
-                origin, session = its_origin, survey._begin(its_origin)
+                origin, session = its_origin, survey.begin(its_origin)
                 session = None if session is None or BLOCK in origin.scope else session
             if span is None:
                 continue
@@ -111,7 +111,8 @@ class Survey:
         first = next(iter(self.sessions.values()))
         return {"schema_version": CURRENT_SCHEMA_VERSION, **made, **first.seen}
 
-    def _begin(self, origin: Origin) -> Session | None:
+    def begin(self, origin: Origin) -> Session | None:
+        """Note what the origin of some spans says; its session, where it is kvtrace's."""
         name = session_name(origin)
         if len(self.resources) < _MOST_RESOURCES and METADATA not in origin.resource and origin.resource:
             self.resources.setdefault(origin.home.track, origin.resource)

@@ -21,7 +21,7 @@ from kvtrace.viewer.read.records import LayoutError, read_records
 from kvtrace.viewer.read.strings import StringTable
 from kvtrace.viewer.read.version import RECORD_ONE, check_version
 
-__all__ = ["Trace", "open_trace"]
+__all__ = ["BlockReader", "Trace", "open_trace"]
 
 _MOST_NOTES: Final = 100
 _MOST_EVENTS: Final = 1 << 17
@@ -38,38 +38,58 @@ class Trace:
     metadata: Metadata
     damage: list[str] = field(default_factory=list)
     _strings: StringTable = field(default_factory=StringTable)
-    _unnoted: int = 0
 
     def batches(self) -> Iterator[Batch]:
         """The rows, a block at a time, each by start; last those that never ended. Raises TraceError."""
         self.damage.clear()
-        self._unnoted = 0
-        joiner = Joiner()
-        is_closed = False
-        lost: dict[str, int] = {}
+        reader = BlockReader(self.metadata, self._strings, self.damage)
         for block in _blocks(self.path):
-            if isinstance(block, Damage):
-                self._note(block.text)
-                continue
-            try:
-                details, foreign, lost = _details(block), _foreign(block), {**lost, **_counts(block)}
-                rows = _rows(block, joiner, self._strings)
-                self.metadata.update(block.facts.get("metadata", {}))
-            except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-                self._note(f"a block can't be read: {error}")
-                continue
-            is_closed |= block.facts.get("closed") is True
-            if len(rows) or details or "lost" in block.facts:
-                yield Batch(rows, self._strings, details, dict(lost), foreign)
-        unfinished = joiner.unfinished()
+            yield from reader.add(block)
+        yield from reader.finish()
+        if not reader.is_closed and not self.damage:
+            self.damage.append("never closed: what followed the last block is missing")
+
+
+@dataclass(slots=True)
+class BlockReader:
+    """Takes blocks in file order; brings ``metadata`` up to date, and says in ``damage`` what it could not read.
+
+    ``is_closed``: whether the session's final facts were read.
+    """
+
+    metadata: Metadata
+    strings: StringTable
+    damage: list[str]
+    is_closed: bool = False
+    _joiner: Joiner = field(default_factory=Joiner)
+    _lost: dict[str, int] = field(default_factory=dict)
+    _unnoted: int = 0
+
+    def add(self, block: Block | Damage) -> Iterator[Batch]:
+        """The batch that a block is, if it holds any."""
+        if isinstance(block, Damage):
+            self._note(block.text)
+            return
+        try:
+            details, foreign, self._lost = _details(block), _foreign(block), {**self._lost, **_counts(block)}
+            rows = _rows(block, self._joiner, self.strings)
+            self.metadata.update(block.facts.get("metadata", {}))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            self._note(f"a block can't be read: {error}")
+            return
+        self.is_closed |= block.facts.get("closed") is True
+        if len(rows) or details or "lost" in block.facts:
+            yield Batch(rows, self.strings, details, dict(self._lost), foreign)
+
+    def finish(self) -> Iterator[Batch]:
+        """The rows that never ended."""
+        unfinished = self._joiner.unfinished()
         if unfinished:
-            yield Batch(_by_start(np.array(unfinished, np.int64)), self._strings, {}, lost)
+            yield Batch(_by_start(np.array(unfinished, np.int64)), self.strings, {}, self._lost)
         if self._unnoted:
             self.damage.append(f"{self._unnoted:,} more blocks can't be read")
-        if joiner.unmatched:
-            self.damage.append(f"{joiner.unmatched:,} ends of spans without their beginning")
-        if not is_closed and not self.damage:
-            self.damage.append("never closed: what followed the last block is missing")
+        if self._joiner.unmatched:
+            self.damage.append(f"{self._joiner.unmatched:,} ends of spans without their beginning")
 
     def _note(self, text: str) -> None:
         if len(self.damage) < _MOST_NOTES:

@@ -15,6 +15,7 @@ from kvtrace.tracer.schema import ABSENT, LONG_KINDS, UPDATE_KINDS, Kind
 from kvtrace.viewer.reduce.cells import Cell, CellKey, map_cells, merge_cells
 from kvtrace.viewer.reduce.durations import Durations
 from kvtrace.viewer.reduce.filters import Filters, Mask, layer_mask, time_mask
+from kvtrace.viewer.reduce.memory_curve import MemoryCurve, map_curve
 from kvtrace.viewer.reduce.merging import merge_mappings
 from kvtrace.viewer.reduce.requests import Request, map_requests, merge_requests
 
@@ -42,6 +43,7 @@ class Partial:
     lost: Mapping[str, int] = field(default_factory=dict)
     timings: frozenset[int] = frozenset()
     """How updates and reads of caches were timed."""
+    memory: MemoryCurve = field(default_factory=MemoryCurve)
 
     @property
     def operations(self) -> int:
@@ -59,6 +61,7 @@ def merge(first: Partial, second: Partial) -> Partial:
         first.long_rows | second.long_rows,
         merge_mappings(first.lost, second.lost, max),
         first.timings | second.timings,
+        first.memory.merge(second.memory),
     )
 
 
@@ -81,6 +84,7 @@ def map_batch(batch: Batch, filters: Filters, cutoffs: Mapping[int, int]) -> Par
         frozenset(long_rows),
         dict(batch.lost),
         frozenset(batch["timing"][np.isin(batch["kind"], _TIMED)].tolist()) - {ABSENT},
+        map_curve(batch, kept),
     )
 
 

@@ -43,6 +43,7 @@ class Summary:
             "quantile_error": 0 if _is_exact(whole) else RELATIVE_ERROR,
             _PLURALS[self.by]: [_describe_group(group, self.by) for group in groups],
             "totals": self._totals(layers, whole),
+            "memory": None if self.filters.layers else self.partial.memory.to_dict(),
             "requests": [request_figures(*item) for item in sorted(self.partial.requests.items())],
             "tracing": self._tracing(),
             "layers_without_attend": [_layer_name(group) for group in layers if group.misses_attend],

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvtrace.viewer.render.columns import all_columns, find_column, rows_of, sort_rows
 from kvtrace.viewer.render.notes import notes_of, title_of
+from kvtrace.viewer.render.printable import printable
 from kvtrace.viewer.render.text import render_text
 from kvtrace.viewer.render.texts import TextColumn, View, make_columns
 
@@ -81,7 +82,7 @@ def _markdown_row(texts: Sequence[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("|", "\\|")
+    return printable(text).replace("|", "\\|")
 
 
 FORMATS: Mapping[str, Callable[[Sequence[Titled], View], str]] = {

@@ -5,9 +5,10 @@ from datetime import datetime
 from typing import Any, Final
 
 from kvtrace.tracer.fingerprints import shorten
+from kvtrace.viewer.render.printable import printable
 from kvtrace.viewer.render.units import MICROSECOND_UNITS, choose_decimals, choose_unit, format_bytes, format_number
 
-__all__ = ["printable", "render_inventory"]
+__all__ = ["render_inventory"]
 
 _LABEL: Final = 16
 _SHOWN: Final = 10
@@ -137,11 +138,6 @@ def _frequent(counts: Mapping[str, int]) -> str:
 
 def _plain(value: Any) -> str:
     return f"{value:,}" if type(value) is int else str(value)
-
-
-def printable(text: str) -> str:
-    """A file may say anything, also what would move a terminal's cursor."""
-    return "".join(character if character.isprintable() else "·" for character in text)
 
 
 def _local_time(unix_ns: Any) -> str:

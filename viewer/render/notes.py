@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrace.viewer.render.units import format_bytes
+from kvtrace.viewer.render.units import format_bytes, format_short
 
 __all__ = ["Note", "notes_of", "title_of"]
 
@@ -67,21 +67,16 @@ def _speed(totals: Mapping[str, Any]) -> str:
     )
     parts = [] if wait_ms is None else [f"first token after {_fit_ms(wait_ms)}"]
     if prompt is not None:
-        parts.append(f"prompt at {_short(prompt)} tokens/s")
+        parts.append(f"prompt at {format_short(prompt)} tokens/s")
     if generated is not None:
-        parts.append(f"then {_short(generated)} tokens/s")
+        parts.append(f"then {format_short(generated)} tokens/s")
     return ", ".join(parts)
 
 
 def _fit_ms(value_ms: float) -> str:
     if value_ms < 1:
-        return f"{_short(value_ms * 1e3)} µs"
-    return f"{value_ms / 1e3:,.2f} s" if value_ms >= 1000 else f"{_short(value_ms)} ms"
-
-
-def _short(value: float) -> str:
-    """Three significant digits, thousands in full."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        return f"{format_short(value_ms * 1e3)} µs"
+    return f"{value_ms / 1e3:,.2f} s" if value_ms >= 1000 else f"{format_short(value_ms)} ms"
 
 
 def _memory(totals: Mapping[str, Any]) -> str:
@@ -114,7 +109,7 @@ def _timings(document: Mapping[str, Any]) -> list[str]:
 
 def _evaluated(tracing: Mapping[str, Any]) -> str:
     floor = tracing["synchronization_us"]
-    included = "" if floor is None else f"; each includes about {_short(floor)} µs of synchronization"
+    included = "" if floor is None else f"; each includes about {format_short(floor)} µs of synchronization"
     ratio = tracing["baseline_ratio"]
     slower = "" if ratio is None else f" ({ratio:.2f}× untraced)"
     return f"each operation was evaluated alone, its inputs first{included}; the run is slower by design{slower}"

@@ -7,12 +7,14 @@ from textwrap import wrap
 from typing import Any, Literal
 
 from kvtrace.viewer.render.notes import Note, notes_of, title_of
+from kvtrace.viewer.render.printable import printable
+from kvtrace.viewer.render.sparkline import memory_line
 from kvtrace.viewer.render.texts import TextColumn, View, make_columns
 
-__all__ = ["Line", "lines_of", "render_text"]
+__all__ = ["LABEL", "Line", "Role", "lines_of", "note_lines", "render_text"]
 
 _GAP = 2
-_LABEL = 13  # the longest label of a note and a gap
+LABEL = 13  # the longest label of a note and a gap
 
 Role = Literal["title", "heading", "rule", "row", "total", "note", "alarm", "blank"]
 
@@ -37,12 +39,17 @@ def lines_of(document: Mapping[str, Any], view: View, name: str = "", width: int
     if hidden:
         names = ", ".join(f"{column.name} ({column.values[0]})" if column.is_text else column.name for column in hidden)
         notes.append(Note("hidden", f"{names}: no room on a terminal {width} wide; --format csv has all"))
-    return [
+    curve = memory_line(document["memory"], None if width is None else width - LABEL)
+    if curve:
+        place = next((n + 1 for n, note in enumerate(notes) if note.label == "memory"), len(notes))
+        notes.insert(place, Note("over time", curve))
+    lines = [
         *(Line(text, "title") for text in _wrap(title_of(document, name), width)),
         *_table(columns),
         Line("", "blank"),
-        *(line for note in notes for line in _note_lines(note, width)),
+        *(line for note in notes for line in note_lines(note, width)),
     ]
+    return [Line(printable(line.text), line.role) for line in lines]
 
 
 def _fit(columns: list[TextColumn], width: int | None) -> tuple[list[TextColumn], list[TextColumn]]:
@@ -111,12 +118,12 @@ def _span_line(columns: list[TextColumn], widths: list[int]) -> str:
     return (" " * _GAP).join(parts).rstrip()
 
 
-def _note_lines(note: Note, width: int | None) -> list[Line]:
+def note_lines(note: Note, width: int | None) -> list[Line]:
     """The label, then the text, wrapped below itself."""
-    texts = _wrap(note.text, None if width is None else max(width - _LABEL, 20))
+    texts = _wrap(note.text, None if width is None else max(width - LABEL, 20))
     labels = [note.label, *[""] * (len(texts) - 1)]
     role: Role = "alarm" if note.is_alarming else "note"
-    return [Line(f"{label.ljust(_LABEL)}{text}", role) for label, text in zip(labels, texts, strict=True)]
+    return [Line(f"{label.ljust(LABEL)}{text}", role) for label, text in zip(labels, texts, strict=True)]
 
 
 def _wrap(text: str, width: int | None) -> list[str]:

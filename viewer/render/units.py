@@ -3,7 +3,17 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ABSENT_TEXT", "BYTE_UNITS", "MICROSECOND_UNITS", "Unit", "choose_unit", "format_bytes", "format_number"]
+__all__ = [
+    "ABSENT_TEXT",
+    "BYTE_UNITS",
+    "MICROSECOND_UNITS",
+    "Unit",
+    "choose_decimals",
+    "choose_unit",
+    "format_bytes",
+    "format_number",
+    "format_short",
+]
 
 ABSENT_TEXT = "–"
 
@@ -51,3 +61,8 @@ def format_bytes(value: int | None) -> str:
     unit = choose_unit([value], BYTE_UNITS)
     scaled = value / unit.factor
     return f"{format_number(scaled, 0 if unit.factor == 1 else choose_decimals([scaled]))} {unit.name}"
+
+
+def format_short(value: float) -> str:
+    """Three significant digits, thousands in full."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -43,7 +43,7 @@ def test_record_prints_the_text_the_table_and_how_to_open_the_file(run: Run) -> 
     assert result.stdout == (
         f"==========\n{text}\n==========\n\n{table}\n"
         f"Wrote run.pftrace ({size}).\n"
-        "See it: drag the file onto https://ui.perfetto.dev (it is read in your browser, not uploaded).\n"
+        "See it: kvtrace open run.pftrace, or kvtrace report run.pftrace\n"
         "The table again: kvtrace summary run.pftrace\n"
     )
 

@@ -77,6 +77,14 @@ def test_the_whole_document(source: MemorySource) -> None:
             "upstream": None,
             "tail": None,
         },
+        "memory": {
+            "passes": 4,
+            "first_step": 0,
+            "steps_per_sample": 1,
+            "lowest_bytes": 2000,
+            "highest_bytes": 2600,
+            "resident_bytes": [2000, 2200, 2400, 2600],
+        },
         "requests": [
             {
                 "request": 0,

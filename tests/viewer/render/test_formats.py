@@ -97,5 +97,6 @@ def test_html_escapes_what_others_named() -> None:
 def test_a_view_prints_as_a_table_and_shows_as_html(source: MemorySource) -> None:
     view = summary(source)
     assert str(view) == repr(view) == FORMATS["table"]([("", view.to_dict())], View())
-    assert view._repr_html_() == html(source) == render_html(view.to_dict(), View())
+    assert view._repr_html_() == render_html(view.to_dict(), View())
+    assert render_html(view.to_dict(), View()) in html(source)
     assert view.to_dict() == summarize(source).to_dict()

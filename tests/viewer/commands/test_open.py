@@ -144,7 +144,8 @@ def test_without_the_ui_one_is_told_how_to_get_it(run: Run, trace: Path, monkeyp
 
 
 def test_the_package_with_the_ui_is_not_imported() -> None:
-    program = "import sys, kvtrace.viewer.loopback.site as site; print(site.list_files.__module__, 'viztracer' in sys.modules)"
+    program = "import sys, kvtrace.viewer.loopback.site as site"
+    program += "; print(site.list_files.__module__, 'viztracer' in sys.modules)"
     program += "; from kvtrace.viewer.loopback.offline_ui import find_offline_ui as find"
     program += "; print(find().name, 'viztracer' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

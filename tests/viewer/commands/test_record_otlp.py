@@ -15,7 +15,7 @@ from kvtrace.exporters.otlp import client as otlp
 from kvtrace.exporters.otlp.client import Clock
 from kvtrace.tracer.models import load_model
 from kvtrace.tracer.session import Session
-from kvtrace.viewer import live
+from kvtrace.viewer import live_export
 from kvtrace.viewer.read import open_trace
 from kvtrace.viewer.reduce.summary import summarize
 
@@ -123,7 +123,7 @@ def test_spans_that_were_never_handed_over_are_told(run: Run, monkeypatch: pytes
 
 
 def test_the_end_is_not_waited_for_longer_than_stated(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "_SHUTDOWN_S", 0.0)
+    monkeypatch.setattr(live_export, "_SHUTDOWN_S", 0.0)
     with otlp_server() as server:
         result = run(*RECORD, "--quiet", "--otlp", server.url)
     assert (result.exit_code, server.spans) == (1, [])

@@ -62,7 +62,7 @@ test: $(VENV)/real-parts browser ## every test but the slow ones
 	$(BIN)/pytest -n $(WORKERS) -m "not slow"
 
 test-all: test $(VENV)/phoenix/installed ## the slow tests too
-	$(BIN)/pytest -m slow || test $$? = 5 # 5: none is marked slow
+	$(BIN)/pytest -n $(WORKERS) -m slow || test $$? = 5 # 5: none is marked slow
 
 # The oldest numpy allowed has no wheels for Python 3.13.
 test-lowest: LOWEST_PYTHON = $(call first_python,python3.10 python3.11 python3.12 python3, < (3, 13))

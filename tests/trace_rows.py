@@ -1,16 +1,18 @@
 """Rows for tests of trace files: written by hand or drawn at random, and compared by what they say."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from kvtrace.tracer.batch import Batch, Rows
+from kvtrace.tracer.batch import Batch, ForeignSpan, Rows
+from kvtrace.tracer.formats import TraceWriter
 from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX, INSTANT_KINDS, LONG_KINDS, Kind
 
-__all__ = ["Session", "batches_of_rows", "long_rows", "sessions", "spoken"]
+__all__ = ["Session", "batches_of_rows", "long_rows", "sessions", "small_session", "spoken", "write_by_rows"]
 
 Spoken = tuple[Any, ...]
 """A row with its texts in place of their numbers."""
@@ -45,6 +47,28 @@ class Session:
     def batch(self, first: int = 0, stop: int | None = None, **facts: Any) -> Batch:
         rows = np.array(self.rows[first:stop], np.int64).reshape(-1, len(COLUMNS))
         return Batch(rows, self.strings, **facts)
+
+
+def small_session() -> Session:
+    """A request, five reads of two layers in it, and a token."""
+    session = Session().add(Kind.REQUEST, 1, None, request=0, model="tiny", name="hé\u0007llo")
+    for start in range(10, 60, 10):
+        session.add(Kind.ATTEND, start, start + 5, layer=start % 20, thread="main", phase=1, read=start)
+    return session.add(Kind.TOKEN, 61, 61, request=0).add(
+        Kind.REQUEST, 1, 70, request=0, model="tiny", name="hé\u0007llo"
+    )
+
+
+def write_by_rows(
+    writer: TraceWriter, path: Path, session: Session, foreign: Mapping[int, Sequence[ForeignSpan]] | None = None
+) -> list[int]:
+    """Each row as a block, with the foreign spans of its number; the sizes of the file: before, after each, closed."""
+    sizes = [path.stat().st_size]
+    for number in range(len(session.rows)):
+        writer.write(session.batch(number, number + 1, foreign=(foreign or {}).get(number, ())))
+        sizes.append(path.stat().st_size)
+    writer.close({})
+    return [*sizes, path.stat().st_size]
 
 
 def spoken(rows: Rows | Iterable[Sequence[int]], strings: Sequence[str]) -> list[Spoken]:

@@ -120,11 +120,9 @@ class FastEmitter:
 
     def _kept(self, begun: _Begun, planned: PlannedSpan) -> Mapping[str, Any]:
         """Attributes as a span of the SDK's keeps them, those that came to be known later last."""
-        first, known, new = begun.attributes, begun.planned.attributes, {}
-        if planned is not begun.planned:
-            new = {name: value for name, value in planned.attributes.items() if known.get(name) != value}
+        first, new = begun.attributes, planned.added_to(begun.planned)
         most, longest = self._limits.max_span_attributes, self._limits.max_span_attribute_length
-        if first is known and longest is None and (most is None or len(first) + len(new) <= most):
+        if first is begun.planned.attributes and longest is None and (most is None or len(first) + len(new) <= most):
             return {**first, **new} if new else first
         kept = BoundedAttributes(most, first, immutable=False, max_value_len=longest)
         for name, value in new.items():

@@ -5,18 +5,17 @@ from collections.abc import Mapping
 from typing import Final, TypeVar
 
 from opentelemetry.context import Context
-from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags, set_span_in_context
+from opentelemetry.trace import NonRecordingSpan, Span, set_span_in_context
 
 from kvtrace.tracer.spans.context import ParentSpan
 from kvtrace.tracer.spans.plan import PlannedSpan
-from kvtrace.tracer.spans.readable import remote_context
+from kvtrace.tracer.spans.readable import own_context, remote_context
 
 __all__ = ["Parents"]
 
 _Key = TypeVar("_Key")
 
 _REMEMBERED: Final = 4096
-_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 
 class Parents:
@@ -64,7 +63,7 @@ class Parents:
 
 def _unknown(planned: PlannedSpan) -> Span:
     """A parent that has no span: its pass was lost, or ended long ago."""
-    return NonRecordingSpan(SpanContext(planned.trace_id, planned.parent_id, False, _SAMPLED))
+    return NonRecordingSpan(own_context(planned.trace_id, planned.parent_id))
 
 
 def _remember(known: "OrderedDict[_Key, Span]", key: _Key, span: Span) -> None:

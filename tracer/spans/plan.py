@@ -75,6 +75,13 @@ class PlannedSpan(NamedTuple):
     step: int = ABSENT
     caller: int = ABSENT
 
+    def added_to(self, opened: "PlannedSpan") -> dict[str, Any]:
+        """Attributes that it has and the same span, as it opened, had not or otherwise."""
+        if self is opened:
+            return {}
+        known = opened.attributes
+        return {name: value for name, value in self.attributes.items() if known.get(name) != value}
+
     @property
     def is_failed(self) -> bool:
         return ERROR_TYPE in self.attributes

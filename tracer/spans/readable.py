@@ -11,7 +11,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from kvtrace.tracer.spans.context import ParentSpan
 from kvtrace.tracer.spans.plan import PlannedSpan
 
-__all__ = ["FAILED", "UNSET", "readable_span", "remote_context"]
+__all__ = ["FAILED", "UNSET", "own_context", "readable_span", "remote_context"]
 
 FAILED: Final = Status(StatusCode.ERROR)
 UNSET: Final = Status(StatusCode.UNSET)
@@ -24,6 +24,11 @@ def remote_context(parent: ParentSpan) -> SpanContext:
     return SpanContext(parent.trace_id, parent.span_id, parent.is_remote, TraceFlags(parent.flags), state)
 
 
+def own_context(trace_id: int, span_id: int, state: TraceState | None = None) -> SpanContext:
+    """The context of a span of ours that is known by its ids alone, sampled as they all are then."""
+    return SpanContext(trace_id, span_id, False, _SAMPLED, state)
+
+
 def readable_span(planned: PlannedSpan, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
     """A span that is sampled, for an exporter, with no pipeline between."""
     parent: Any = None
@@ -32,10 +37,10 @@ def readable_span(planned: PlannedSpan, resource: Resource, scope: Instrumentati
         parent = remote_context(planned.parent)
         state = parent.trace_state
     elif planned.parent_id:
-        parent = SpanContext(planned.trace_id, planned.parent_id, False, _SAMPLED)
+        parent = own_context(planned.trace_id, planned.parent_id)
     return ReadableSpan(
         name=planned.name,
-        context=SpanContext(planned.trace_id, planned.span_id, False, _SAMPLED, state),
+        context=own_context(planned.trace_id, planned.span_id, state),
         parent=parent,
         resource=resource,
         attributes=planned.attributes,

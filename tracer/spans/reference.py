@@ -31,8 +31,7 @@ class ReferenceEmitter:
             self._parents.begin(planned, span)
             return False
         span, known = (self._start(planned), planned) if verb is Verb.WHOLE else self._begun.pop(planned.span_id)
-        new = {name: value for name, value in planned.attributes.items() if known.attributes.get(name) != value}
-        if new:
+        if new := planned.added_to(known):
             span.set_attributes(new)
         if planned.is_failed:
             span.set_status(FAILED)

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_rows import Session, spoken
+from trace_rows import small_session, spoken, write_by_rows
 
 from kvtrace.exporters.chrome import ChromeWriter
 from kvtrace.tracer.batch import ForeignSpan
-from kvtrace.tracer.schema import Kind
 from kvtrace.viewer.read import TraceError, open_trace
 from kvtrace.viewer.read.chrome import ChromeTrace, is_chrome
 
@@ -23,25 +22,9 @@ SPAN = ForeignSpan("GET /", 5, 90, "web", "ab", "cd", attributes={"ok": True})
 NEVER_CLOSED = "never closed: what followed the last block is missing"
 
 
-def small_session() -> Session:
-    session = Session().add(Kind.REQUEST, 1, None, request=0, model="tiny", name="hé\u0007llo")
-    for start in range(10, 60, 10):
-        session.add(Kind.ATTEND, start, start + 5, layer=start % 20, thread="main", phase=1, read=start)
-    return session.add(Kind.TOKEN, 61, 61, request=0).add(
-        Kind.REQUEST, 1, 70, request=0, model="tiny", name="hé\u0007llo"
-    )
-
-
 def write(path: Path) -> list[int]:
     """Writes the session row by row; the size of the file after each block."""
-    session, sizes = small_session(), []
-    writer = ChromeWriter(path, {"model": "tiny"})
-    sizes.append(path.stat().st_size)
-    for number in range(len(session.rows)):
-        writer.write(session.batch(number, number + 1, foreign=[SPAN] if number == 3 else []))
-        sizes.append(path.stat().st_size)
-    writer.close({})
-    return [*sizes, path.stat().st_size]
+    return write_by_rows(ChromeWriter(path, {"model": "tiny"}), path, small_session(), {3: [SPAN]})
 
 
 def rows_of(trace: Any) -> list[tuple[Any, ...]]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as ProtoTrace
-from trace_rows import Session, spoken
+from trace_rows import Session, spoken, write_by_rows
 
 from kvtrace.exporters.perfetto import PerfettoWriter
 from kvtrace.exporters.wire import blob
@@ -25,14 +25,7 @@ def small_session() -> Session:
 
 def write(path: Path) -> list[int]:
     """Writes the session row by row; the size of the file after each block."""
-    session, sizes = small_session(), []
-    writer = PerfettoWriter(path, {"model": "tiny"})
-    sizes.append(path.stat().st_size)
-    for number in range(len(session.rows)):
-        writer.write(session.batch(number, number + 1))
-        sizes.append(path.stat().st_size)
-    writer.close({})
-    return [*sizes, path.stat().st_size]
+    return write_by_rows(PerfettoWriter(path, {"model": "tiny"}), path, small_session())
 
 
 def test_a_file_cut_anywhere_reads_up_to_the_cut(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_rows import Session, spoken
+from trace_rows import Session, small_session, spoken, write_by_rows
 
 from kvtrace.exporters.otlp.json_lines import OtlpJsonWriter
 from kvtrace.tracer.batch import ForeignSpan, Moment
@@ -134,25 +134,9 @@ def test_spans_come_by_their_start_as_far_as_they_wait(tmp_path: Path) -> None:
     assert max(map(len, batches)) <= 32_768
 
 
-def small_session() -> Session:
-    session = Session().add(Kind.REQUEST, 1, None, request=0, model="tiny", name="hé\u0007llo")
-    for start in range(10, 60, 10):
-        session.add(Kind.ATTEND, start, start + 5, layer=start % 20, thread="main", phase=1, read=start)
-    return session.add(Kind.TOKEN, 61, 61, request=0).add(
-        Kind.REQUEST, 1, 70, request=0, model="tiny", name="hé\u0007llo"
-    )
-
-
 def write(path: Path) -> list[int]:
     """Writes the session row by row; the size of the file after each."""
-    session, sizes = small_session(), []
-    writer = OtlpJsonWriter(path, {"model": "tiny", "started_unix_ns": START})
-    sizes.append(path.stat().st_size)
-    for number in range(len(session.rows)):
-        writer.write(session.batch(number, number + 1))
-        sizes.append(path.stat().st_size)
-    writer.close({})
-    return [*sizes, path.stat().st_size]
+    return write_by_rows(OtlpJsonWriter(path, {"model": "tiny", "started_unix_ns": START}), path, small_session())
 
 
 def test_a_file_cut_anywhere_reads_up_to_the_cut(tmp_path: Path) -> None:

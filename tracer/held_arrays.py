@@ -6,12 +6,13 @@ its size may leave some of that out, so sizes are taken of the arrays themselves
 
 from bisect import bisect
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import prod
+from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-__all__ = ["allocated_bytes", "held_arrays", "most_slots", "token_bytes"]
+__all__ = ["LEAVES", "allocated_bytes", "children_of", "held_arrays", "is_array", "most_slots", "token_bytes"]
 
 _MOST_OBJECTS: Final = 20_000
 _MOST_LEVELS: Final = 8
@@ -19,7 +20,8 @@ _LONG: Final = 4_096
 
 _MAPPINGS: Final = {dict, OrderedDict, defaultdict}
 _SEQUENCES: Final = {list, tuple, set, frozenset, deque}
-_LEAVES: Final = {str, bytes, int, float, bool, complex, type(None), range, slice}
+LEAVES: Final = {str, bytes, int, float, bool, complex, type(None), range, slice}
+"""Types that hold nothing."""
 _NOT_DATA: Final = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 
 
@@ -28,29 +30,37 @@ def held_arrays(owner: Any) -> list[Any] | None:
 
     Models are not entered (they are dictionaries of a class of their own): their weights are not the cache's.
     """
-    arrays: list[Any] = []
-    seen = {id(owner)}
+    arrays: dict[int, Any] = {}
+    seen = {id(owner): owner}
     level = [owner]
     for _ in range(_MOST_LEVELS):
-        below: list[Any] = []
+        below: dict[int, Any] = {}
         for item in level:
-            cls = type(item)  # asked instead of the item: a cache's own nbytes may raise
-            if hasattr(cls, "nbytes") and hasattr(cls, "shape"):
-                arrays.append(item)
+            if is_array(type(item)):
+                arrays[id(item)] = item
                 continue
-            for child in _children(item):
-                if type(child) not in _LEAVES and id(child) not in seen:
-                    seen.add(id(child))
-                    below.append(child)
+            children = children_of(item)
+            kinds = set(map(type, children))
+            if not kinds.isdisjoint(LEAVES):
+                children, kinds = [child for child in children if type(child) not in LEAVES], kinds - LEAVES
+            into = arrays if all(map(is_array, kinds)) else below  # a list of nothing but arrays is soon taken
+            into.update(zip(map(id, children), children, strict=True))
+        level = [item for key, item in below.items() if key not in seen]
+        seen.update(below)
         if len(seen) > _MOST_OBJECTS:
             return None
-        if not below:
+        if not level:
             break
-        level = below
-    return arrays
+    return list(arrays.values())
 
 
-def _children(item: Any) -> Iterable[Any]:
+def is_array(cls: type) -> bool:
+    """Asked of the class instead of the item: a cache's own ``nbytes`` may raise."""
+    return hasattr(cls, "nbytes") and hasattr(cls, "shape")
+
+
+def children_of(item: Any) -> Collection[Any]:
+    """What an object that is no array holds: items, values, attributes and slots."""
     cls = type(item)
     if cls in _SEQUENCES:
         return _taken_places(item) if cls is list else item
@@ -81,7 +91,7 @@ def _taken_places(items: list[Any]) -> list[Any]:
 
 def allocated_bytes(arrays: Iterable[Any]) -> int:
     """Logical bytes of some arrays."""
-    return sum(int(array.nbytes) for array in arrays)
+    return int(sum(map(attrgetter("nbytes"), arrays)))
 
 
 def token_bytes(arrays: Iterable[Any], tokens: int, widths: Iterable[int]) -> int:

@@ -1,5 +1,6 @@
 """The ``kvtrace`` command. A subcommand's module is imported when it runs; ``kvtrace --help`` loads click alone."""
 
+import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -88,8 +89,18 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
+def _reopen_closed_streams() -> None:
+    """Onto nothing. Else they were None, and the next files had their numbers: what C prints would be in a trace."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 def main() -> NoReturn:
     """What the ``kvtrace`` script runs."""
+    _reopen_closed_streams()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without µ and × still shows the rest
     cli(prog_name="kvtrace")

@@ -71,6 +71,16 @@ def test_it_runs_and_its_bytes_are_what_it_stores(
     assert trace.metadata["settings"] == {"keys": keys == "true"}
 
 
+def test_its_profile_shows_what_it_really_holds(kvtrace: KvTrace) -> None:
+    done = kvtrace("profile", "--method", "fp8", "--set", "keys=true", "--prompt-tokens", "12", "-m", "4", "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert [layer["peak_memory_bytes"] for layer in document["layers"]] == [16 * 2 * 64 * 2] * 4
+    assert [layer["compression_ratio"] for layer in document["layers"]] == [2] * 4
+    assert not document["accounting_only"]
+    assert "spare room included: real storage" in document["accounting_note"]
+
+
 def test_a_mistake_in_its_options_is_told(kvtrace: KvTrace) -> None:
     done = kvtrace("record", "--method", "fp8", "--set", "values=true")
     assert (done.returncode, done.stdout) == (2, "")

@@ -13,6 +13,7 @@ SHARE = Option("share", "float", 0.5)
 IS_ON = Option("is_on", "bool", False)
 MODE = Option("mode", "str", "auto")
 STEPS = Option("steps", "ints", (8, 4))
+LEAST = Option("least", "ints", (1,), minimum=1)
 
 
 @pytest.mark.parametrize(
@@ -27,8 +28,14 @@ STEPS = Option("steps", "ints", (8, 4))
         (SHARE, "3", 3.0),
         (IS_ON, "Yes", True),
         (IS_ON, "0", False),
+        (SHARE, "-.5", -0.5),
         (MODE, "none", "none"),
+        (MODE, "a=b, c", "a=b, c"),
         (STEPS, "4,2, 0", (4, 2, 0)),
+        (STEPS, "-1", (-1,)),
+        (STEPS, "", ()),
+        (LEAST, "3,1", (3, 1)),
+        (LEAST, "", ()),
     ],
 )
 def test_options_read_what_they_take(option: Option, text: str, value: Any) -> None:
@@ -46,6 +53,7 @@ def test_options_read_what_they_take(option: Option, text: str, value: Any) -> N
         (SHARE, "inf", "share takes a number, not 'inf'", "its default is 0.5"),
         (SHARE, "", "share takes a number, not ''", "its default is 0.5"),
         (IS_ON, "maybe", "is_on takes true or false, not 'maybe'", "its default is false"),
+        (LEAST, "2,0", "least takes whole numbers separated by commas from 1, not '2,0'", "its default is 1"),
         (STEPS, "4,,2", "steps takes whole numbers separated by commas, not '4,,2'", "its default is 8,4"),
     ],
 )

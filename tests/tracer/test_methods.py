@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -15,7 +14,7 @@ from mlx_lm.models import gemma3_text, llama, mamba
 from kvtrace.tracer.demo import make_demo_model
 from kvtrace.tracer.methods import mlx_caches, registry
 from kvtrace.tracer.methods.method import CacheMethod, MethodError
-from kvtrace.tracer.methods.registry import LoadFailure, choose_method, find_method, iter_methods
+from kvtrace.tracer.methods.registry import choose_method
 
 
 def refusal(function: Callable[..., Any], *args: Any) -> tuple[str, str]:
@@ -96,10 +95,11 @@ def test_only_plain_caches_are_replaced() -> None:
 
 
 def test_a_model_without_a_plain_cache_is_refused() -> None:
-    assert refusal(choose_method("rotating").make_caches, small_mamba()) == (
-        "this model has no plain KVCache to replace; its caches are ArraysCache",
-        "run it without --method",
-    )
+    for name in ("rotating", "quantized"):
+        assert refusal(choose_method(name).check, small_mamba()) == (
+            "this model has no plain KVCache to replace; its caches are ArraysCache",
+            "run it without --method",
+        )
     for name in (
         "kivi",
         "xquant",
@@ -130,12 +130,8 @@ class Clumsy(mlx_cache.KVCache):  # type: ignore[misc]
         raise TypeError("clumsy\nand talkative")
 
 
-def plug_in(name: str, **more: Any) -> CacheMethod:
-    return CacheMethod(name, "A test's.", "here 1.0", "update_and_fetch", (), lambda model, settings: [], **more)
-
-
 def test_a_cache_that_fails_on_its_first_token_is_refused() -> None:
-    method = CacheMethod("clumsy", "", "", "update_and_fetch", (), lambda model, settings: [Clumsy()] * 4)
+    method = CacheMethod("clumsy", "", "", "update_and_fetch", (), lambda model, settings: [Clumsy() for _ in range(4)])
     assert refusal(registry.ChosenMethod(method, {}).check, make_demo_model()) == (
         "clumsy can't serve this model: clumsy",
         "see what there is: kvtrace methods",
@@ -184,6 +180,10 @@ SERVABLE = "see those that can: kvtrace methods --servable-only"
         ("quantized", 4, ["bits=4"], "bits is set twice, once by --bits", "set it once"),
         ("quantized", 7, [], "bits takes one of 1, 2, 3, 4, 5, 6, 8, not '7'", "its default is 8"),
         ("kivi", None, ["kivi_group_size=big"], "kivi_group_size takes a whole number, not 'big'", "its default is 32"),
+        ("kivi", None, ["bits=4"], "kivi has no field 'bits'", "--bits sets 'bit_width_inlier'"),
+        ("Rotating", None, [], "no cache method 'Rotating'", "did you mean 'rotating'?"),
+        ("kivi", None, ["KIVI-Group-Size=8"], "kivi has no field 'KIVI-Group-Size'", "did you mean 'kivi_group_size'?"),
+        ("rotating", None, ["keep=1=2"], "keep takes a whole number from 0, not '1=2'", "its default is 4"),
         (
             *("qfilters", None, ["qfilters_on_low_retention=panic"]),
             *("qfilters_on_low_retention takes one of warn, raise, ignore, not 'panic'", "its default is warn"),
@@ -212,60 +212,6 @@ def test_a_choice_is_described_in_json_types() -> None:
         "svdq_bit_schedule": [8, 4, 2, 1, 1, 0, 0, 0],
         "svdq_group_size": 32,
     }
-
-
-@dataclass
-class Point:
-    """An entry point that counts how often it is loaded."""
-
-    name: str
-    methods: Callable[[], Any]
-    loads: int = 0
-
-    def load(self) -> Callable[[], Any]:
-        self.loads += 1
-        return self.methods
-
-
-def fail() -> Any:
-    raise ModuleNotFoundError("No module named 'gone'")
-
-
-def test_plug_ins_are_found_in_order_and_failures_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [
-        Point("zeta", lambda: [plug_in("kv"), plug_in("late"), plug_in("late"), plug_in("late")]),
-        Point("broken", fail),
-        Point("odd", lambda: ["kv"]),
-        Point("veloxquant", lambda: [plug_in("kivi")]),
-        Point("alpha", lambda: [plug_in("early")]),
-        Point("mlx_lm", lambda: [plug_in("kv")]),
-    ]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "kvtrace.cache_methods" else [])
-    failures: list[LoadFailure] = []
-    names = [method.name for method in iter_methods(failures.append)]
-    assert names == ["kv", "kivi", "early", "zeta.kv", "late", "zeta.late"]
-    assert list(map(str, failures)) == [
-        "the cache methods of 'broken' can't be loaded: ModuleNotFoundError: No module named 'gone'",
-        "the cache methods of 'odd' can't be loaded: TypeError: 'kv' is no CacheMethod",
-        "the cache methods of 'zeta' can't be loaded: it has several methods called 'late'",
-    ]
-    assert find_method("zeta.kv").name == "zeta.kv"
-    message, hint = refusal(find_method, "lat")
-    assert message == f"no cache method 'lat'; {'; '.join(map(str, failures))}"
-    assert hint == "did you mean 'late'?"
-
-
-def test_finding_a_method_loads_no_more_than_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [
-        Point("mlx_lm", lambda: [plug_in("kv")]),
-        Point("veloxquant", lambda: [plug_in("kivi")]),
-        Point("a", fail),
-    ]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points)
-    assert find_method("kv").name == "kv"
-    assert [point.loads for point in points] == [1, 0, 0]
-    assert find_method("kivi").name == "kivi"
-    assert [point.loads for point in points] == [2, 1, 0]
 
 
 def test_heads_of_128_are_quantized_in_groups_of_128() -> None:

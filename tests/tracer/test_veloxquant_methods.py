@@ -1,8 +1,11 @@
 """The caches of an installed veloxquant-mlx as methods: names, fields and defaults are the package's own."""
 
+import ast
 import importlib
 import warnings
+from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -95,3 +98,26 @@ def test_settings_that_a_veloxquant_cache_refuses_are_told_in_its_words() -> Non
     with pytest.raises(MethodError, match=r"^snapkv can't be made so: ") as caught:
         chosen.make_caches(make_demo_model())
     assert caught.value.hint == "see its fields: kvtrace methods snapkv"
+
+
+def test_no_code_is_for_one_method() -> None:
+    """Names of methods and of their classes are nowhere in kvtrace's code."""
+    classes = {name for _, name in velox._CACHE_CLASS_BY_METHOD.values()}
+    special = {*all_method_names(), *classes}
+    root = Path(__file__).parents[2]
+    found = {
+        (path.name, text)
+        for folder in ("tracer", "exporters", "viewer")
+        for path in (root / folder).rglob("*.py")
+        for text in _texts(ast.parse(path.read_text(encoding="utf-8")))
+        if text in special
+    }
+    assert found == set()
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    """Names and whole texts."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) | ast.Name(id=text) | ast.Attribute(attr=text):
+                yield text

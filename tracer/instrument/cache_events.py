@@ -220,7 +220,7 @@ def _emit_state(
         position=position,
         tokens=state.tokens if is_first else ABSENT,
         batch=state.batch,
-        written=ABSENT if value is None else value.nbytes,
+        written=getattr(value, "nbytes", ABSENT),
     )
     state.last_end_ns = end_ns
 

@@ -7,6 +7,7 @@ from kvtrace.tracer.accounting import FP16_BYTES
 from kvtrace.tracer.accounts import STRANGER
 from kvtrace.tracer.buffer import CallHead
 from kvtrace.tracer.held_arrays import allocated_bytes, held_arrays, most_slots, token_bytes
+from kvtrace.tracer.held_pieces import join_pieces
 from kvtrace.tracer.instrument.events import evaluate
 from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
 from kvtrace.tracer.schema import ABSENT, COLUMNS, INDEX, Kind
@@ -69,13 +70,14 @@ def _measure(leaf: Leaf, cache: Any, result: Any) -> None:
         leaf.fetched = weakref.ref(result[0])
         leaf.baseline = sum(part.size for part in result) * FP16_BYTES
         if arrays is not None:
-            _measure_tokens(leaf, arrays, shapes)
+            _measure_tokens(leaf, join_pieces(cache, arrays, shapes[0][-2]), shapes)
 
 
 def _measure_tokens(leaf: Leaf, arrays: list[Any], shapes: list[tuple[int, ...]]) -> None:
+    """Nothing is said of tokens that are in none of the arrays: a cache of zero bytes would be the best of all."""
     tokens, widths = shapes[0][-2], [shape[-1] for shape in shapes]
-    leaf.resident = token_bytes(arrays, tokens, widths)
-    kept = 0 if leaf.resident else min(tokens, max(most_slots(arrays, shape) for shape in shapes))
+    leaf.resident = token_bytes(arrays, tokens, widths) or ABSENT
+    kept = 0 if leaf.resident != ABSENT else min(tokens, max(most_slots(arrays, shape) for shape in shapes))
     if kept:  # it dropped some of the tokens that it handed out
-        leaf.resident = token_bytes(arrays, kept, widths)
+        leaf.resident = token_bytes(arrays, kept, widths) or ABSENT
         leaf.baseline = leaf.baseline * kept // tokens

@@ -1,11 +1,13 @@
 """What a cache method is: a named way to make the caches of a model, with options. Importing this imports no mlx."""
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-__all__ = ["CacheMethod", "Interface", "MethodError", "Option", "OptionType", "Settings"]
+__all__ = ["CacheMethod", "Interface", "MethodError", "Option", "OptionType", "Settings", "failures_told", "reason_of"]
 
 OptionType = Literal["int", "float", "bool", "str", "ints"]
 Interface = Literal["update_and_fetch", "append_attend"]
@@ -24,6 +26,7 @@ _TRUTHS: Mapping[str, bool] = {
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
 _NONE = "none"
+_STANDALONE = "it is a standalone cache (append_key, append_value, attend) without mlx-lm's update_and_fetch"
 
 
 class MethodError(ValueError):
@@ -35,11 +38,28 @@ class MethodError(ValueError):
         self.hint = hint
 
 
+def reason_of(error: Exception) -> str:
+    """What went wrong, in one line: the first of the error's own, or what kind it is."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def failures_told(message: str, hint: str) -> Iterator[None]:
+    """Raise what a foreign class or function raises inside as MethodError: ``message``, a colon, the reason."""
+    try:
+        yield
+    except MethodError:
+        raise
+    except Exception as error:  # whatever foreign code can do wrong
+        raise MethodError(f"{message}: {reason_of(error)}", hint) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One field of a method. ``ints`` are comma-separated; an optional one may be ``none``.
 
-    Only one of ``choices`` is taken, and no number below ``minimum``.
+    Only one of ``choices`` is taken, and no number below ``minimum``. Raises ValueError for an option that doesn't take
+    its own default.
     """
 
     name: str
@@ -49,6 +69,12 @@ class Option:
     choices: tuple[Any, ...] = ()
     is_optional: bool = False
     minimum: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.type not in _TAKES:
+            raise ValueError(f"option {self.name!r} has the type {self.type!r}, which is none of {', '.join(_TAKES)}")
+        if self.parse(self.show(self.default)) != self.default:
+            raise ValueError(f"option {self.name!r} takes {self.takes}, and not its default: {self.default!r}")
 
     @property
     def takes(self) -> str:
@@ -68,7 +94,8 @@ class Option:
             value = _PARSERS[self.type](text)
         except (ValueError, KeyError):
             raise self._refuse(text) from None
-        is_low = self.minimum is not None and value < self.minimum
+        numbers = value if isinstance(value, tuple) else (value,)
+        is_low = self.minimum is not None and any(number < self.minimum for number in numbers)
         if is_low or (self.choices and value not in self.choices):
             raise self._refuse(text)
         return value
@@ -97,7 +124,7 @@ _PARSERS: Mapping[OptionType, Callable[[str], Any]] = {
     "float": _parse_float,
     "bool": lambda text: _TRUTHS[text.lower()],
     "str": str,
-    "ints": lambda text: tuple(int(part) for part in text.split(",")),
+    "ints": lambda text: tuple(int(part) for part in text.split(",")) if text else (),
 }
 
 
@@ -106,7 +133,8 @@ class CacheMethod:
     """A way to make caches. ``source`` says where it comes from, like ``mlx-lm 0.32.2``.
 
     ``make(model, settings)`` builds a fresh cache for each slot of the model's list of caches; ``make_one(head size,
-    settings)`` builds one without a model. Both raise MethodError for settings that they can't follow.
+    settings)`` builds one without a model. Both raise MethodError for settings that they can't follow. A description
+    that can't be right raises ValueError.
     """
 
     name: str
@@ -118,12 +146,24 @@ class CacheMethod:
     bits: str | None = None
     """The option that says how many bits a number takes."""
     why_not: str = ""
-    """Why it can't serve a model; empty when it can."""
+    """Why it can't serve a model; empty when it can. A standalone cache's reason is known."""
     make_one: Callable[[int, Settings], Any] | None = None
     check_settings: Callable[[Settings], None] | None = None
     """Raises MethodError for settings that don't go together; called before a model is loaded."""
     check_model: Callable[[Any, Settings], None] | None = None
     """Raises MethodError for a model that the settings don't suit; may run forward passes, so never while recording."""
+
+    def __post_init__(self) -> None:
+        texts = (self.name, self.summary, self.source, self.why_not)
+        if not all(isinstance(text, str) for text in texts) or not re.fullmatch(r"[^\s,=]+", self.name):
+            raise ValueError(f"method {self.name!r} needs a name without spaces, and texts that describe it")
+        if self.interface not in get_args(Interface):
+            raise ValueError(f"method {self.name!r} has the interface {self.interface!r}")
+        names = [option.name for option in self.options]
+        if len({*names}) < len(names) or (self.bits is not None and self.bits not in names):
+            raise ValueError(f"method {self.name!r} has the options {names} and takes its bits from {self.bits!r}")
+        if self.interface == "append_attend" and not self.why_not:
+            object.__setattr__(self, "why_not", _STANDALONE)
 
     @property
     def can_serve(self) -> bool:

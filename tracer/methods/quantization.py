@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.tracer.methods.method import MethodError
+from kvtrace.tracer.methods.method import MethodError, reason_of
 
 __all__ = ["check_quantization"]
 
@@ -34,6 +34,8 @@ def check_quantization(
     sizes = sorted({size for cache in plain for size in _head_sizes(cache)})
     try:
         model(token, cache=quantize(plain))
+    except MethodError:
+        raise
     except Exception as error:  # whatever MLX says of shapes that don't fit
         hints = (f"use {say_bits}4 or 8", f"use {say_group_size}", otherwise)
         raise _explain(error, sizes, bits, group_size, hints) from error
@@ -57,5 +59,4 @@ def _explain(
         fitting = [str(group) for group in _GROUP_SIZES if not any(size % group for size in head_sizes)]
         hint = f"{other_size}{fitting[0]}" if fitting else otherwise
         return MethodError(f"heads of size {sizes} do not divide into groups of {group_size}", hint)
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return MethodError(f"heads of size {sizes} can't be quantized to {bits} bits: {reason}", other_bits)
+    return MethodError(f"heads of size {sizes} can't be quantized to {bits} bits: {reason_of(error)}", other_bits)

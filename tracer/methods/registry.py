@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
-from kvtrace.tracer.methods.method import CacheMethod, MethodError, Option, Settings
+from kvtrace.tracer.methods.method import CacheMethod, MethodError, Option, Settings, failures_told
 
 __all__ = ["GROUP", "ChosenMethod", "LoadFailure", "choose_method", "find_method", "iter_methods"]
 
@@ -47,7 +47,18 @@ class ChosenMethod:
 
     def make_caches(self, model: Any) -> list[Any]:
         """A fresh cache for each slot of the model's list. Raises MethodError."""
-        return self.method.make(model, self.settings)
+        from mlx_lm.models.cache import make_prompt_cache
+
+        with failures_told(f"{self.method.name} can't make caches for this model", _LIST_HINT):
+            caches = list(self.method.make(model, self.settings))
+            needed = make_prompt_cache(model)
+            if len(caches) != len(needed):
+                raise ValueError(f"it makes {len(caches)}, and the model takes {len(needed)}")
+            if any(cache is None and own is not None for cache, own in zip(caches, needed, strict=True)):
+                raise ValueError("it leaves some out")
+            if len({id(cache) for cache in caches}) < len(caches):
+                raise ValueError("it gives several slots the same one")
+        return caches
 
     def check(self, model: Any) -> None:
         """Try the method on one token. Raises MethodError when it can't serve the model. Never call it while recording.
@@ -56,14 +67,13 @@ class ChosenMethod:
         """
         import mlx.core as mx
 
+        said = f"{self.method.name} can't serve this model"
         if self.method.check_model is not None:
-            self.method.check_model(model, self.settings)
+            with failures_told(said, _LIST_HINT):
+                self.method.check_model(model, self.settings)
         caches = self.make_caches(model)
-        try:
+        with failures_told(said, _LIST_HINT):
             model(mx.array([[0]]), cache=caches)
-        except Exception as error:  # whatever a foreign cache can do wrong
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise MethodError(f"{self.method.name} can't serve this model: {reason}", _LIST_HINT) from error
 
     def describe(self) -> dict[str, Any]:
         """JSON types only: ``method``, ``method_source``, ``bits`` (or None) and ``settings``."""
@@ -102,7 +112,7 @@ def _load(point: EntryPoint, on_failure: OnFailure) -> list[CacheMethod]:
         strange = [method for method in methods if not isinstance(method, CacheMethod)]
         if strange:
             raise TypeError(f"{strange[0]!r} is no CacheMethod")
-    except Exception as error:  # whatever a plug-in can do wrong
+    except (Exception, SystemExit) as error:  # whatever a plug-in can do wrong, as a script that runs when imported
         on_failure(LoadFailure(point.name, f"{type(error).__name__}: {error}"))
         return []
     return methods
@@ -116,8 +126,15 @@ def find_method(name: str) -> CacheMethod:
         if method.name == name:
             return method
         known.append(method.name)
-    lost = "".join(f"; {failure}" for failure in failures)
-    raise MethodError(f"no cache method {name!r}{lost}", _nearest(name, known) or _LIST_HINT)
+    raise MethodError(f"no cache method {name!r}{_lost(failures)}", _nearest(name, known) or _LIST_HINT)
+
+
+def _lost(failures: Sequence[LoadFailure]) -> str:
+    """What may have had it; the reasons of many are for a list to tell."""
+    if len(failures) <= 1:
+        return "".join(f"; {failure}" for failure in failures)
+    names = ", ".join(repr(failure.entry_point) for failure in failures)
+    return f"; those of {names} can't be loaded (`kvtrace methods` says why)"
 
 
 def choose_method(name: str, bits: int | None = None, settings: Sequence[str] = ()) -> ChosenMethod:
@@ -139,7 +156,8 @@ def choose_method(name: str, bits: int | None = None, settings: Sequence[str] = 
         given[option.name] = value
     chosen = ChosenMethod(method, {**method.defaults, **given})
     if method.check_settings is not None:
-        method.check_settings(chosen.settings)
+        with failures_told(f"{name} can't be set so", _options_hint(method)):
+            method.check_settings(chosen.settings)
     return chosen
 
 
@@ -159,8 +177,10 @@ def _parse_setting(method: CacheMethod, text: str) -> tuple[Option, Any]:
         raise MethodError(f"--set takes FIELD=VALUE, not {text!r}", _options_hint(method))
     option = method.find_option(name)
     if option is None:
-        known = [option.name for option in method.options]
-        raise MethodError(f"{method.name} has no field {name!r}", _nearest(name, known) or _options_hint(method))
+        near = _nearest(name, [option.name for option in method.options])
+        if name == "bits" and method.bits is not None:
+            near = f"--bits sets {method.bits!r}"
+        raise MethodError(f"{method.name} has no field {name!r}", near or _options_hint(method))
     return option, option.parse(value)
 
 
@@ -172,5 +192,7 @@ def _options_hint(method: CacheMethod) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
+    """In capitals or not."""
+    names = {name.casefold(): name for name in known}
+    near = get_close_matches(name.casefold(), names, n=1)
+    return f"did you mean {names[near[0]]!r}?" if near else ""

@@ -12,7 +12,7 @@ from inspect import isfunction
 from types import CodeType
 from typing import Any, Final
 
-from kvtrace.tracer.methods.method import CacheMethod, MethodError, Option, OptionType, Settings
+from kvtrace.tracer.methods.method import CacheMethod, MethodError, Option, OptionType, Settings, failures_told
 
 __all__ = ["methods"]
 
@@ -29,7 +29,6 @@ _TYPES: Final[typing.Mapping[str, OptionType]] = {
     "str": "str",
     "array": "ints",
 }
-_STANDALONE: Final = "it is a standalone cache (append_key, append_value, attend) without mlx-lm's update_and_fetch"
 
 
 def methods() -> list[CacheMethod]:
@@ -38,10 +37,15 @@ def methods() -> list[CacheMethod]:
         source = f"veloxquant-mlx {version('veloxquant-mlx')}"
     except PackageNotFoundError:
         return []
+    return list(_methods(source))
+
+
+@cache  # asking the package about all of its fields takes most of a second
+def _methods(source: str) -> tuple[CacheMethod, ...]:
     from veloxquant_mlx.cache.base import STANDALONE_METHODS
     from veloxquant_mlx.cache.registry import all_method_names
 
-    return [_method(name, source, is_standalone=name in STANDALONE_METHODS) for name in all_method_names()]
+    return tuple(_method(name, source, is_standalone=name in STANDALONE_METHODS) for name in all_method_names())
 
 
 def _method(name: str, source: str, *, is_standalone: bool) -> CacheMethod:
@@ -67,7 +71,6 @@ def _method(name: str, source: str, *, is_standalone: bool) -> CacheMethod:
         options,
         make,
         bits=_BITS if _BITS in fields else None,
-        why_not=_STANDALONE if is_standalone else "",
         make_one=make_one,
     )
 
@@ -162,12 +165,7 @@ def _make_one(name: str, head_size: int, settings: Settings) -> Any:
 @contextmanager
 def _in_words(name: str) -> Iterator[None]:
     """Errors of the configuration as MethodError; deprecations of fields are no concern of whoever sets them here."""
-    with warnings.catch_warnings():
+    hint = f"see its fields: kvtrace methods {name}"
+    with warnings.catch_warnings(), failures_told(f"{name} can't be made so", hint):
         warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            yield
-        except Exception as error:  # ValueError, TypeError, ZeroDivisionError: each class checks in its own way
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise MethodError(
-                f"{name} can't be made so: {reason}", f"see its fields: kvtrace methods {name}"
-            ) from error
+        yield

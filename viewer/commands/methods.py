@@ -8,9 +8,11 @@ import click
 
 from kvtrace.tracer.methods.method import CacheMethod
 from kvtrace.tracer.methods.registry import LoadFailure, find_method, iter_methods
+from kvtrace.viewer.commands.schema_option import schema_option
 from kvtrace.viewer.render.methods import document_of, lines_of_method, lines_of_methods
 from kvtrace.viewer.render.text import Line
 from kvtrace.viewer.say import say
+from kvtrace.viewer.stdout import stdout_kept_clean
 
 __all__ = ["command"]
 
@@ -29,11 +31,13 @@ _PLAIN_WIDTH = 120
 @click.argument("name", required=False)
 @click.option("--servable-only", is_flag=True, help="Leave out those that no model can run with.")
 @click.option("--json", "is_json", is_flag=True, help="Print a JSON document.")
+@schema_option("methods")
 def command(name: str | None, servable_only: bool, is_json: bool) -> None:
     """List the ways to make a model's caches, for --method of other commands: mlx-lm's own, those of an installed
     veloxquant-mlx, and those of plug-ins; with what --bits and --set can set. With NAME, tell all of one."""
     failures: list[LoadFailure] = []
-    methods = list(iter_methods(failures.append)) if name is None else [find_method(name)]
+    with stdout_kept_clean():  # a plug-in may print as it is imported
+        methods = list(iter_methods(failures.append)) if name is None else [find_method(name)]
     chosen = [method for method in methods if method.can_serve or not servable_only]
     for failure in failures:
         say(f"Warning: {failure}", err=True)

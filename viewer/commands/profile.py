@@ -1,16 +1,17 @@
 """``kvtrace profile``: run a model, print what its caches cost and really hold."""
 
 import json
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from kvtrace.viewer.commands.options import RunOptions, model_options
+from kvtrace.viewer.commands.schema_option import schema_option
 from kvtrace.viewer.loading import load_job
 from kvtrace.viewer.output_file import check_output
 from kvtrace.viewer.say import say
+from kvtrace.viewer.stdout import stdout_kept_clean
 
 if TYPE_CHECKING:
     from kvtrace.viewer.profiling import ProfiledRun
@@ -25,13 +26,6 @@ Examples:
 """
 
 
-def _print_schema(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
-    if is_asked and not ctx.resilient_parsing:
-        schema = files("kvtrace.viewer").joinpath("schemas/profile.schema.json")
-        click.echo(schema.read_text(encoding="utf-8"), nl=False)
-        ctx.exit()
-
-
 @click.command(epilog=_EPILOG, short_help="Run a model and say as JSON what its caches cost and really hold.")
 @model_options
 @click.option(
@@ -44,14 +38,7 @@ def _print_schema(ctx: click.Context, _: click.Parameter, is_asked: bool) -> Non
 @click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Record a trace of the run too.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--quiet", is_flag=True, help="Leave stderr to what went wrong: no table, notes or progress.")
-@click.option(
-    "--schema",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_schema,
-    help="Print the JSON Schema of the document instead.",
-)
+@schema_option("profile")
 def command(options: RunOptions, timing: str, output: Path | None, force: bool, quiet: bool) -> None:
     """Run a model once with each of its caches profiled. Prints one JSON document; a table goes to stderr.
 
@@ -59,7 +46,9 @@ def command(options: RunOptions, timing: str, output: Path | None, force: bool, 
     """
     if output is not None:
         check_output(output, may_replace=force)
-    run = _run(options, options.read_prompt(), output, timing, quiet)
+    text = options.read_prompt()
+    with stdout_kept_clean():
+        run = _run(options, text, output, timing, quiet)
     if not quiet:
         _show_table(run)
     click.echo(json.dumps(run.document, indent=2, allow_nan=False))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvtrace.tracer.profiling.claims import Claim
+from kvtrace.tracer.profiling.claims import BACKED_SHARE, Claim
 from kvtrace.viewer.render.units import format_bytes
 
 __all__ = ["describe_claims"]
@@ -15,7 +15,7 @@ def describe_claims(claims: Sequence[Claim]) -> str:
     """A sentence for each class, way of stating and result; then what the other figures are."""
     groups: dict[tuple[Any, ...], list[Claim]] = {}
     for claim in claims:
-        alike = (claim.cache_class, claim.said_by, claim.counts_buffers, claim.is_backed)
+        alike = (claim.cache_class, claim.said_by, claim.counts_buffers, _verdict(claim))
         groups.setdefault(alike, []).append(claim)
     sentences = [_describe(group) for group in groups.values()]
     return " ".join([*sentences, _FIGURES])
@@ -28,13 +28,20 @@ def _describe(group: Sequence[Claim]) -> str:
     stated = (
         f"{first.cache_class} ({layers}) states {_total(claim.claimed_bytes for claim in group)} by {first.said_by}"
     )
-    if first.is_backed is None:
+    if first.real_bytes is None:
         return f"{stated}; what its tokens take in arrays can't be told."
     real = _total(claim.real_bytes for claim in group)
     room = ", spare room included" if any(claim.counts_room for claim in group) else ""
-    if first.is_backed:
-        return f"{stated}; its arrays take {real}{room}: real storage."
-    return f"{stated}; its arrays take {real}{room}: accounting, not storage."
+    return f"{stated}; its arrays take {real}{room}: {_verdict(first)}."
+
+
+def _verdict(claim: Claim) -> str:
+    """What the arrays say of a statement; empty where one of the two is missing."""
+    if claim.claimed_bytes is None or claim.real_bytes is None:
+        return ""
+    if not claim.is_backed:
+        return "accounting, not storage"
+    return "real storage" if claim.real_bytes >= BACKED_SHARE * claim.claimed_bytes else "less than it states"
 
 
 def _total(sizes: Iterable[int | None]) -> str:

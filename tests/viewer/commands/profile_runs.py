@@ -2,14 +2,13 @@
 
 import json
 import re
-from importlib.resources import files
 from typing import Any
 
 from click.testing import Result
-from jsonschema import Draft202012Validator
+from shipped_schemas import assert_described
 
 __all__ = ["CALLS", "FLOAT32_A_TOKEN", "FP16_A_TOKEN", "HEADS", "LAYERS", "PROMPT", "SHORT", "SIZE", "TOKENS"]
-__all__ += ["column", "document", "schema"]
+__all__ += ["column", "document"]
 
 LAYERS, HEADS, SIZE = 4, 2, 64
 FLOAT32_A_TOKEN = HEADS * 2 * SIZE * 4
@@ -20,17 +19,12 @@ CALLS = 1 + 1 + GENERATED  # the prompt but its last token, that one, and what i
 SHORT = ("--prompt-tokens", PROMPT, "-m", GENERATED)
 
 
-def schema() -> dict[str, Any]:
-    text = files("kvtrace.viewer").joinpath("schemas/profile.schema.json").read_text(encoding="utf-8")
-    return dict(json.loads(text))
-
-
 def document(result: Result, *, exit_code: int = 0) -> dict[str, Any]:
     """What is on stdout: one document that the Schema describes, and nothing else."""
     assert result.exit_code == exit_code, result.stderr
     assert not re.search(r"NaN|Infinity", result.stdout)
     found = json.loads(result.stdout)
-    Draft202012Validator(schema()).validate(found)
+    assert_described("profile", found)
     return dict(found)
 
 

@@ -187,7 +187,8 @@ def test_a_model_that_is_not_there_is_told_safely(run: Run, command: str) -> Non
 
 def hostile_methods(_: object) -> Iterator[CacheMethod]:
     option = Option(NAME, "int", 3, meaning=NAME)
-    yield CacheMethod(NAME, NAME, NAME, "update_and_fetch", (option,), lambda *_: [], why_not=NAME)
+    name = re.sub(r"[\s,=]", "", NAME)  # with these it would be refused
+    yield CacheMethod(name, NAME, NAME, "update_and_fetch", (option,), lambda *_: [], why_not=NAME)
 
 
 def test_what_a_plug_in_says_is_shown_safely(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

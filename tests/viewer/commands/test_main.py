@@ -103,3 +103,16 @@ def test_a_reader_that_goes_away_is_no_error(trace: Path) -> None:
         assert process.stdout.readline() == "[\n"
         process.stdout.close()
         assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_nothing_of_what_is_made(run: Run, tmp_path: Path, closed: str) -> None:
+    """What is printed must not go into a file that got a stream's number."""
+    args = ["profile", "--prompt-tokens", "8", "--max-tokens", "2", "-o", str(tmp_path / "run.pftrace")]
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "kvtrace", *args]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert [name for name in ("schema_version", "layers") if f'"{name}":' in done.stdout] == (
+        ["schema_version", "layers"] if closed == "2>&-" else []
+    )
+    assert run("check", args[-1]).exit_code == 0

@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import pytest
 from click.testing import Result
+from shipped_schemas import assert_described, assert_wrong_ones_are_refused
 
 from kvtrace.tracer.methods import mlx_caches, registry, veloxquant
 from kvtrace.tracer.methods.method import CacheMethod, Option
@@ -50,7 +51,8 @@ ROTATING = {
 def test_the_document_of_one_method(run: Run) -> None:
     result = run("methods", "rotating", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert json.loads(result.stdout) == {"schema_version": 1, "methods": [ROTATING], "failures": []}
+    document = json.loads(result.stdout)
+    assert document == {"schema_version": 1, "methods": [ROTATING], "failures": []}
 
 
 def test_the_document_lists_every_method(run: Run) -> None:
@@ -59,7 +61,9 @@ def test_the_document_lists_every_method(run: Run) -> None:
         (["--json"], expected),
         (["--json", "--servable-only"], [method for method in expected if not method.why_not]),
     ):
-        found = json.loads(run("methods", *args).stdout)["methods"]
+        document = json.loads(run("methods", *args).stdout)
+        assert_described("methods", document)
+        found = document["methods"]
         assert [method["name"] for method in found] == [method.name for method in methods]
         assert [method["is_servable"] for method in found] == [not method.why_not for method in methods]
         assert [method["bits_option"] for method in found] == [method.bits for method in methods]
@@ -151,8 +155,11 @@ class Sound:
     name = "sound"
 
     def load(self) -> object:
+        print("sound is loaded")
         option = Option("share", "float", 0.5, "How much.")
-        method = CacheMethod("half", "Half of it.", "sound 1.0", "append_attend", (option,), lambda model, settings: [])
+        method = CacheMethod(
+            "half", "Half of it.", "sound 1.0", "append_attend", (option,), lambda *_: [], None, "by half"
+        )
         return lambda: [method]
 
 
@@ -160,7 +167,9 @@ def test_a_plug_in_that_fails_is_told_and_left_out(run: Run, monkeypatch: pytest
     monkeypatch.setattr(registry, "entry_points", lambda group: [Broken(), Sound()])
     result = run("methods")
     assert result.exit_code == 0
-    assert result.stderr == "Warning: the cache methods of 'broken' can't be loaded: ImportError: no such thing\n"
+    assert result.stderr == (
+        "sound is loaded\nWarning: the cache methods of 'broken' can't be loaded: ImportError: no such thing\n"
+    )
     assert (
         result.stdout
         == """\
@@ -169,8 +178,10 @@ method  interface      bits  what it does, its options
 ──────────────────────────────────────────────────────
 half    append_attend  –     Half of it.
                              share=0.5 float
+                             Can't serve: by half.
 """
     )
     document = json.loads(run("methods", "--json").stdout)
     assert document["failures"] == [{"entry_point": "broken", "reason": "ImportError: no such thing"}]
-    assert [method["name"] for method in document["methods"]] == ["half"]
+    assert [(method["name"], method["is_servable"]) for method in document["methods"]] == [("half", False)]
+    assert_wrong_ones_are_refused("methods", document)

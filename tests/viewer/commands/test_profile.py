@@ -1,6 +1,5 @@
 """``kvtrace profile`` with the demo model: the document against its Schema, its figures against sums over shapes."""
 
-import json
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -9,7 +8,6 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 from click.testing import Result
-from jsonschema import Draft202012Validator
 from mlx_lm.models.cache import make_prompt_cache, save_prompt_cache
 from profile_runs import (
     CALLS,
@@ -23,8 +21,8 @@ from profile_runs import (
     TOKENS,
     column,
     document,
-    schema,
 )
+from shipped_schemas import assert_wrong_ones_are_refused, schema_of
 
 from kvtrace.tracer.methods.registry import choose_method
 from kvtrace.tracer.models import load_model, prepare_prompt, synthetic_prompt
@@ -59,24 +57,10 @@ def unprofiled(name: str, bits: int | None = None, settings: list[str] | None = 
     return [answer.token for answer in answers]
 
 
-def test_the_schema_is_one_and_describes_everything() -> None:
-    def described(part: dict[str, Any]) -> None:
-        assert part["description"], part
-        for inner in (*part.get("properties", {}).values(), *([part["items"]] if "items" in part else [])):
-            described(inner)
-        if "properties" in part:
-            assert part["additionalProperties"] is False
-            assert set(part["required"]) == set(part["properties"])
-
-    Draft202012Validator.check_schema(schema())
-    described(schema())
-
-
-def test_the_schema_is_printed_without_a_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrace.viewer.generation.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
-    result = run("profile", "--method", "no such", "--schema")
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert json.loads(result.stdout) == schema()
+def test_the_schema_takes_the_document_and_refuses_what_is_not_one(run: Run) -> None:
+    found = document(run("profile", "--method", "quantized", "--bits", "4", *SHORT, "--quiet", "-o", "run.pftrace"))
+    assert set(schema_of("profile")["required"]) == set(schema_of("profile")["properties"])
+    assert_wrong_ones_are_refused("profile", found, "settings")
 
 
 def test_plain_caches(run: Run, tokens: list[list[int]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import wrapt
 
-from kvtrace.tracer.accounts import account_for
+from kvtrace.tracer.accounts import STRANGER, account_for
 from kvtrace.tracer.identity import CacheIdentity, IdentityError, require_same
 from kvtrace.tracer.schema import ABSENT
 
@@ -32,6 +32,7 @@ def guard(cache: Any, identity: CacheIdentity, position: int | None = None) -> A
 
     Each call of a method first asks whether the cache ends where its last call through the guard left it, and whether
     caches among the arguments (``merge``, ``extend``) have the same identity. Caches that come out are guarded too.
+    Give a model the list that comes out, not another one of its caches: it alone asks all before the first changes.
     ``position`` is where the caller expects the cache to end. Raises IdentityError, before anything is changed, there
     and for a cache that is already guarded for another identity.
     """
@@ -52,12 +53,15 @@ class GuardedCaches(list[Any]):
     """A model's list of guarded caches; an empty slot holds None.
 
     Going through the list, as a forward pass does, first asks all of its caches: one that would refuse in mid-pass
-    refuses before the others have changed.
+    refuses before the others have changed. So does a slice, which is guarded too, and an index that goes back: as far
+    as a list can tell, a pass by indices begins there.
     """
 
     def __init__(self, caches: Iterable[Any], identity: CacheIdentity) -> None:
         super().__init__(caches)
         self.identity = identity
+        self._reached = len(self)
+        """The last slot asked for by its index."""
 
     def require(self, identity: CacheIdentity | None = None, position: int | None = None) -> None:
         """Raise IdentityError unless every cache belongs to ``identity`` (else to that of the list), ends at
@@ -72,6 +76,16 @@ class GuardedCaches(list[Any]):
     def __iter__(self) -> Iterator[Any]:
         self.require()
         return super().__iter__()
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            self.require()
+            return GuardedCaches(super().__getitem__(key), self.identity)
+        place = key + len(self) if key < 0 else key
+        if place <= self._reached:
+            self.require()
+        self._reached = place
+        return super().__getitem__(key)
 
 
 class GuardedCache(wrapt.ObjectProxy):  # type: ignore[misc, type-arg, unused-ignore]  # stubs since wrapt 2
@@ -108,6 +122,12 @@ class GuardedCache(wrapt.ObjectProxy):  # type: ignore[misc, type-arg, unused-ig
         for leaf in self._self_leaves or [self]:
             if position is not None and leaf._self_end not in (ABSENT, position):
                 raise _misplaced(leaf._self_end, position, _WRONG_PLACE)
+
+    def _self_put_inside(self, wrap: Callable[[Any], Any]) -> Any:
+        """Put a profiler around the cache; the guard stays around both."""
+        self.__wrapped__ = wrap(self.__wrapped__)
+        self._self_note()
+        return self
 
     def _self_check(self) -> None:
         for leaf in self._self_leaves:
@@ -166,12 +186,14 @@ class GuardedCache(wrapt.ObjectProxy):  # type: ignore[misc, type-arg, unused-ig
             self._self_call(partial(setattr, self.__wrapped__, name), value)
 
     def __getitem__(self, key: Any) -> Any:
+        self._self_check()  # all leaves of a CacheList, before the first of them changes
         return self._self_leaves[key] if self._self_leaves else self.__wrapped__[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._self_call(self.__wrapped__.__setitem__, key, value)
 
     def __iter__(self) -> Iterator[Any]:
+        self._self_check()
         return iter(self._self_leaves or self.__wrapped__)
 
     def __copy__(self) -> Any:
@@ -192,12 +214,16 @@ def _end_of(cache: Any) -> int:
     """Position of the next token, from Python integers: nothing is evaluated."""
     while hasattr(cache, "__wrapped__"):  # a profiler
         cache = cache.__wrapped__
-    return ABSENT if _leaves_of(cache) else int(account_for(type(cache)).look(cache)[0])
+    if _leaves_of(cache):
+        return ABSENT
+    end = int(account_for(type(cache)).look(cache)[0])
+    return end if end != ABSENT else STRANGER.look(cache)[0]  # a state may count its tokens too
 
 
-def _leaves_of(cache: Any) -> list[Any] | tuple[Any, ...]:
+def _leaves_of(cache: Any) -> list[Any]:
+    """Of a CacheList; those of a profiler are profiled."""
     leaves = getattr(cache, "caches", None)
-    return leaves if isinstance(leaves, list | tuple) else ()
+    return [cache[place] for place in range(len(leaves))] if isinstance(leaves, list | tuple) else []
 
 
 def _look_at_class(cls: type) -> bool:

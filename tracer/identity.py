@@ -1,7 +1,7 @@
 """What a cache belongs to: what was computed under one identity means nothing, or too much, under another."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,11 +20,20 @@ _ANOTHER: Final = {
     "method": "another cache method",
     "tenant": "another tenant",
 }
-_POSITION_WORDS: Final = ("rope", "rotary", "position", "theta", "alibi", "yarn", "max_seq_len")
-_ADAPTER_LEAVES: Final = frozenset({"lora_a", "lora_b", "m"})
+_POSITION_WORDS: Final = (
+    "rope",
+    "rotary",
+    "position",
+    "theta",
+    "alibi",
+    "yarn",
+    "seq_len",
+    "n_ctx",
+    "model_max_length",
+)
 _TOKENIZER_FILES: Final = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
-    *("merges.txt", "vocab.txt", "*.model", "*.tiktoken", "*.jinja"),
+    *("merges.txt", "vocab.txt", "*.model", "*.tiktoken", "*.jinja", "tokenization_*.py"),
 )
 _HINT: Final = "go on with what filled it, or start from an empty cache"
 
@@ -108,19 +117,20 @@ def identify(
     """The identity of the caches of a model, as mlx-lm loaded it from ``path``: a folder, or a hub id.
 
     Without one, weights and tokenizer are fingerprinted as they are in memory; so they are when the hub's files are not
-    to be found. The weight files are read whole, once:
-    see ``fingerprint_files``. Change a model's weights in memory after loading, and only the form without ``path`` sees
-    it. Raises OSError when the files can't be read.
+    to be found, and so is an adapter (LoRA, DoRA) without ``adapter_path``. The weight files are read whole, once: see
+    ``fingerprint_files``. Change a model's weights in memory after loading, or tune them in full, and only the form
+    without ``path`` sees it. Raises OSError when the files can't be read.
     """
     folder = _find_folder(path)
     shape, positions = _settings(model, folder)
+    own, adapted = _parameters(model)
     return CacheIdentity(
-        weights=fingerprint_files(folder.glob("model*.safetensors")) if folder else fingerprint_arrays(_leaves(model)),
+        weights=fingerprint_files(folder.glob("model*.safetensors")) if folder else fingerprint_arrays(own),
         configuration=fingerprint_json(shape),
         tokenizer=_fingerprint_tokenizer(tokenizer, folder),
-        adapter=_fingerprint_adapter(adapter_path),
+        adapter=_fingerprint_adapter(adapter_path, adapted),
         positions=fingerprint_json(positions),
-        dtype=_dtype(model),
+        dtype=_dtype([array for _, array in own]),
         method=method,
         tenant=tenant,
     )
@@ -173,18 +183,31 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value if isinstance(value, bool | int | float | str | None) else type(value).__name__
 
 
-def _leaves(model: Any) -> list[tuple[str, Any]]:
+def _parameters(model: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    """Names and arrays: the model's own, under the names that they have without an adapter, and those of adapters."""
+    import mlx.core as mx
     from mlx.utils import tree_flatten
 
+    adapters = {f"{name}.": module for name, module in model.named_modules() if hasattr(module, "lora_a")}
+    own: list[tuple[str, Any]] = []
+    adapted = [(f"{name}scale", mx.array(module.scale)) for name, module in adapters.items()]
     leaves: Any = tree_flatten(model.parameters())
-    return list(leaves)
+    for name, array in leaves:
+        adapter = next((adapter for adapter in adapters if name.startswith(adapter)), "")
+        part, _, rest = name[len(adapter) :].partition(".")
+        if not adapter:
+            own.append((name, array))
+        elif hasattr(adapters[adapter][part], "parameters"):  # the layer that it adapts
+            own.append((f"{adapter}{rest}", array))
+        else:
+            adapted.append((name, array))
+    return own, adapted
 
 
-def _dtype(model: Any) -> str:
-    """The floating types of the parameters, adapters aside; one, unless the model mixes them: ``bfloat16+float32``."""
+def _dtype(arrays: Iterable[Any]) -> str:
+    """The floating types among parameters; one, unless the model mixes them: ``bfloat16+float32``."""
     import mlx.core as mx
 
-    arrays = [array for name, array in _leaves(model) if name.rpartition(".")[2] not in _ADAPTER_LEAVES]
     types = {str(array.dtype).rpartition(".")[2] for array in arrays if mx.issubdtype(array.dtype, mx.floating)}
     return "+".join(sorted(types))
 
@@ -203,8 +226,8 @@ def _vocabulary(tokenizer: Any) -> Any:
     return {name: value for name, value in rules.items() if name not in ("truncation", "padding")}  # of the last call
 
 
-def _fingerprint_adapter(path: str | Path | None) -> str:
+def _fingerprint_adapter(path: str | Path | None, arrays: list[tuple[str, Any]]) -> str:
     if path is None:
-        return ""
+        return fingerprint_arrays(arrays) if arrays else ""
     folder = Path(path).expanduser()
     return fingerprint_files(folder / name for name in ("adapter_config.json", "adapters.safetensors"))

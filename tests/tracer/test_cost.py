@@ -24,11 +24,11 @@ def test_a_recorded_call_is_at_least_seven_times_cheaper_than_a_span() -> None:
 
 
 def test_a_profiled_call_is_several_times_cheaper_than_a_span() -> None:
-    """2.7 µs where a span costs 20; the bound leaves room for a busy machine."""
+    """2.8 µs for an update, 1.6 for an append, 0.9 for an attend, where a span costs 20; a busy machine needs room."""
     results = run_benchmark("profiling")
-    assert results["span_over_update"] >= 5.5
-    assert results["span_over_append"] >= 5.5
-    assert results["span_over_attend"] >= 5.5
+    assert results["span_over_update"] >= 6
+    assert results["span_over_append"] >= 20 / 3
+    assert results["span_over_attend"] >= 20 / 3
 
 
 def test_recording_to_a_file_hardly_slows_a_run_down() -> None:

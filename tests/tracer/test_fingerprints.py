@@ -74,6 +74,51 @@ def test_one_byte_counts_even_when_size_and_time_are_kept(file: Path, position: 
     assert (changed != before, fingerprint_files([file])) == (True, before)
 
 
+def test_another_file_moved_into_its_place_counts(file: Path, tmp_path: Path) -> None:
+    """As downloads and editors replace files: size and time are those of the file before."""
+    before, stamps = fingerprint_files([file]), file.stat()
+    new = tmp_path / "new"
+    new.write_bytes(b"\1" * LARGE)
+    os.utime(new, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))
+    os.replace(new, file)
+    after = file.stat()
+    assert (after.st_size, after.st_mtime_ns) == (stamps.st_size, stamps.st_mtime_ns)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / file.name).write_bytes(b"\1" * LARGE)
+    assert fingerprint_files([file]) == fingerprint_files([alone / file.name]) != before
+
+
+def test_a_link_is_what_it_leads_to_under_its_own_name(file: Path, tmp_path: Path, reads: list[int]) -> None:
+    """As the hub's cache keeps files: blobs named by their content, and links to them."""
+    expected = fingerprint_files([file])
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    for number in (1, 2):
+        (blobs / str(number)).write_bytes(file.read_bytes() if number == 1 else b"\2" * LARGE)
+    link = tmp_path / "snapshot" / file.name
+    link.parent.mkdir()
+    link.symlink_to("../blobs/1")
+    assert (fingerprint_files([link]), fingerprint_files([link]), reads) == (expected, expected, [0, 0])
+    link.unlink()
+    link.symlink_to("../blobs/2")
+    assert fingerprint_files([link]) != expected
+    link.unlink()
+    link.symlink_to("../blobs/1")
+    assert (fingerprint_files([link]), reads) == (expected, [0, 0, 0])
+
+
+def test_what_was_kept_for_another_file_is_not_taken(file: Path, tmp_path: Path, cache: Path, reads: list[int]) -> None:
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(b"\3" * LARGE)
+    expected = fingerprint_files([file])
+    [own] = cache.iterdir()
+    fingerprint_files([other])
+    [strange] = set(cache.iterdir()) - {own}
+    own.write_bytes(strange.read_bytes())
+    assert (fingerprint_files([file]), reads) == (expected, [0, 0, 0])
+
+
 def test_a_known_file_is_not_read_again(file: Path, reads: list[int]) -> None:
     first = fingerprint_files([file])
     assert (reads, fingerprint_files([file]), reads) == ([0], first, [0])

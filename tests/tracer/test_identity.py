@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import architectures
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.tuner.utils import linear_to_lora_layers
 from model_folders import write_tiny_llama
 from test_hub_models import hub_url
 
@@ -147,7 +149,7 @@ def test_every_field_says_what_it_was_made_of(original: Path) -> None:
 
 # --- another one -------------------------------------------------------------------------------------------------
 
-CHANGES: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+CHANGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "one bit of one weight": (lambda path: flip_last_byte(path / "model.safetensors"), ["weights"]),
     "a norm's epsilon": (lambda path: edit_json(path / "config.json", rms_norm_eps=1e-6), ["configuration"]),
     "rotary base": (lambda path: edit_json(path / "config.json", rope_theta=5e5), ["positions"]),
@@ -156,6 +158,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         ["positions"],
     ),
     "longest position": (lambda path: edit_json(path / "config.json", max_position_embeddings=64), ["positions"]),
+    "rules in code": (lambda path: (path / "tokenization_tiny.py").write_text("# splits otherwise"), ["tokenizer"]),
     "chat template": (lambda path: edit_json(path / "tokenizer_config.json", chat_template="{{ 1 }}"), ["tokenizer"]),
     "nothing of the model": (lambda path: edit_json(path / "config.json", transformers_version="9"), []),
     "where it was saved": (lambda path: edit_json(path / "config.json", _name_or_path="elsewhere"), []),
@@ -175,6 +178,43 @@ def test_adapters_are_told_apart_and_leave_the_rest_alone(original: Path, tmp_pa
     bare, one, other = (identity_of(original, adapter) for adapter in adapters)
     assert [differing(*pair) for pair in ((bare, one), (one, other))] == [["adapter"], ["adapter"]]
     assert identity_of(original, shutil.copytree(tmp_path / "a", tmp_path / "copy")) == one
+
+
+def adapted_in_memory(path: Path, folder: Path, fine_tune_type: str = "lora") -> LoadedModel:
+    """A model that an adapter was put into after loading, and not told of its folder."""
+    loaded = load(path)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    linear_to_lora_layers(
+        loaded.model, config["num_layers"], config["lora_parameters"], use_dora=fine_tune_type == "dora"
+    )
+    loaded.model.load_weights(str(folder / "adapters.safetensors"), strict=False)
+    return loaded
+
+
+@pytest.mark.parametrize("is_path_known", [True, False])
+def test_an_adapter_in_memory_alone_is_told_apart_too(is_path_known: bool, original: Path, tmp_path: Path) -> None:
+    path = original if is_path_known else None
+    one, other = write_adapter(tmp_path / "a"), write_adapter(tmp_path / "b", 0.25)
+    models = [load(original), *(adapted_in_memory(original, folder) for folder in (one, one, other))]
+    scaled = adapted_in_memory(original, one)
+    scaled.model.model.layers[1].self_attn.q_proj.scale = 2.0
+    models += [scaled, adapted_in_memory(original, one, "dora")]
+    bare, *adapted = [identify(loaded.model, loaded.tokenizer, path) for loaded in models]
+    assert [differing(bare, found) for found in adapted] == [["adapter"]] * 5
+    assert adapted[0] == adapted[1]
+    assert len({found.adapter for found in adapted}) == 4
+
+
+def test_an_adapter_of_a_models_own_kind_is_one() -> None:
+    """Of afm7: a list of arrays for several projections at once."""
+    model, tokenizer = architectures.build("afm7"), load_model("demo").tokenizer
+    bare = identify(model, tokenizer)
+    linear_to_lora_layers(model, 4, {"rank": 2, "scale": 1.0, "dropout": 0.0})
+    assert any(name.endswith("lora_a.0") for name, _ in tree_flatten(model.parameters()))
+    adapted = identify(model, tokenizer)
+    assert differing(bare, adapted) == ["adapter"]
+    model.layers[0].self_attn.qkv_proj.scale = 2.0
+    assert differing(adapted, identify(model, tokenizer)) == ["adapter"]
 
 
 def test_a_conversion_in_memory_shows_in_the_type(original: Path) -> None:

@@ -141,6 +141,48 @@ def test_a_trim_lowers_the_count_of_tokens_and_not_the_peak() -> None:
     assert profiler.profile().tokens_written == 7
 
 
+class Halving(ByteCache):
+    """Drops the older half of its tokens when it is asked to, and its arrays with them."""
+
+    def halve(self) -> None:
+        del self.keys[: len(self.keys) // 2], self.values[: len(self.values) // 2]
+
+
+def test_arrays_that_went_before_they_were_looked_at_leave_their_peak_unknown() -> None:
+    def peaks(timing: str, *, with_profile: bool) -> tuple[int, int | None]:
+        profiler = KVCacheProfiler(Halving(), timing=timing)
+        drive(profiler, 10)
+        if with_profile:
+            profiler.profile()
+        profiler.halve()
+        drive(profiler, 1)
+        profile = profiler.profile()
+        return profile.peak_memory_bytes, profile.allocated_peak_bytes
+
+    whole = 10 * A_TOKEN
+    assert peaks("evaluated", with_profile=False) == (whole, whole)
+    assert peaks("graph_build", with_profile=True) == (whole, whole)
+    assert peaks("graph_build", with_profile=False) == (whole, None)
+
+
+def test_what_a_trim_takes_away_is_looked_at_before() -> None:
+    profiler = KVCacheProfiler(ByteCache(), timing="graph_build")
+    drive(profiler, 10)
+    profiler.trim(8)
+    drive(profiler, 1)
+    assert profiler.profile().allocated_peak_bytes == 10 * A_TOKEN
+
+
+def test_a_cache_of_very_many_arrays_is_summed_up_to_the_last_one() -> None:
+    flat, nested = KVCacheProfiler(ByteCache()), KVCacheProfiler(ByteCache())
+    flat.keys = [mx.zeros(4) for _ in range(25_000)]
+    assert flat.profile().allocated_peak_bytes == 25_000 * 16
+    nested.keys = [[mx.zeros(4)] for _ in range(25_000)]  # so many objects are not looked through
+    assert nested.profile().allocated_peak_bytes is None
+    nested.append_value(vector(0))
+    assert nested.profile().timing == "graph_build"  # what it holds could not be computed first
+
+
 def test_a_given_head_size_makes_the_baseline() -> None:
     profiler = KVCacheProfiler(ByteCache(), head_dim=32)
     drive(profiler, 3)

@@ -132,5 +132,5 @@ def _owner(recorder: Recorder, state: ThreadState, keys: Any, cache: Any, leaf: 
     for candidate in (leaf, *state.leaves):
         if candidate is not None and candidate.fetched is not None and candidate.fetched() is array:
             return candidate
-    inner = (recorder.leaves.get(id(cache)) for cache in getattr(cache, "caches", ()))
+    inner = (recorder.leaves.get(id(unwrapped(part))) for part in getattr(cache, "caches", ()))
     return leaf or next((leaf for leaf in inner if leaf is not None and leaf.fetched is not None), None)

@@ -185,7 +185,7 @@ def _place_leaves(recorder: Recorder, models: Models, state: ThreadState, model:
 
 
 def _is_flat(caches: Any) -> bool:
-    return not any(hasattr(cache, "caches") for cache in caches)
+    return not any("." in slot_name for slot_name, _ in iter_leaves(caches))
 
 
 def _end(recorder: Recorder, state: ThreadState) -> None:

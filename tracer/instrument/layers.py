@@ -20,7 +20,8 @@ def unwrapped(cache: Any) -> Any:
 
 def iter_leaves(caches: Any) -> Iterator[tuple[str, Any]]:
     """Slot and cache of every leaf in a cache list: "3", and "3.1" inside a CacheList. Empty slots are left out."""
-    for place, cache in enumerate(caches):
+    slots = list.__iter__(caches) if isinstance(caches, list) else caches  # looking on, a guard isn't asked
+    for place, cache in enumerate(slots):
         inner = getattr(cache, "caches", None)
         if isinstance(inner, list | tuple):
             yield from ((f"{place}.{slot}", leaf) for slot, leaf in iter_leaves(inner))

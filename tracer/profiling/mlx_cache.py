@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator
 from functools import partial
+from operator import index
 from typing import Any
 
 from kvtrace.tracer.instrument import recorder
@@ -21,13 +22,24 @@ def _update(cache: Any, keys: Any, values: Any) -> Any:
     return cache.update_and_fetch(keys, values)
 
 
-def _update_and_fetch(self: "MLXCacheProfiler", keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
-    """For calls with more arguments than usual; the usual ones meet the instance's own attribute."""
+def _update_and_fetch(self: "MLXCacheProfiler", *args: Any, **kwargs: Any) -> Any:
+    """For calls with other arguments than usual; the usual ones meet the instance's own attribute."""
 
-    def update(cache: Any, k: Any, v: Any) -> Any:
-        return cache.update_and_fetch(k, v, *args, **kwargs)
+    def update(cache: Any, keys: Any, values: Any) -> Any:
+        return cache.update_and_fetch(*args, **kwargs)
 
+    if len(args) == 2 and not kwargs:
+        return self._self_update(*args)
+    keys, values = (*args, *kwargs.values(), None, None)[:2]
     return update_hook(as_recorder(self._self_tap), update)(self.__wrapped__, keys, values)
+
+
+def _takes_the_usual(method: Any) -> bool:
+    """Whether an update takes ``keys`` and ``values``, by position or name, and nothing else."""
+    try:
+        return list(inspect.signature(method).parameters) == ["keys", "values"]
+    except (TypeError, ValueError):  # of a compiled method nobody knows
+        return False
 
 
 class MLXCacheProfiler(CacheProxy):
@@ -37,20 +49,24 @@ class MLXCacheProfiler(CacheProxy):
     hands out are computed and timed; or ``"graph_build"``: nothing is computed, building the graph is timed.
 
     Caches that mlx-lm makes of this one (``to_quantized``, ``merge``, ``extract``) are profiled too and go on in the
-    statistics of the same layer (of the first one in a merge); copies start their own. Raises TypeError for what is no
-    such cache, ValueError for another timing.
+    statistics of the same layer (of the first one in a merge); copies start their own. mlx-lm's batch generation makes
+    copies: the caches that it was given show the prompts, those that it returns show what was generated.
+
+    Raises TypeError for what is no such cache, ValueError for another timing.
     """
 
-    _self_measured = {"update_and_fetch": _update_and_fetch}  # noqa: RUF012 - declared by the base class
+    _self_own = {  # noqa: RUF012 - declared by the base class
+        "update_and_fetch": _update_and_fetch,
+        "caches": property(lambda self: self._self_caches()),
+    }
 
     def __init__(self, cache: Any, layer_id: Any = 0, timing: str = "evaluated", *, _tap: Tap | None = None) -> None:
         if not self._self_is_cache(inner(cache)):
             raise TypeError(f"{type(cache).__name__} is no cache of mlx-lm's kind: it has no update_and_fetch")
         super().__init__(cache, layer_id, timing, _tap=_tap)
-        method = getattr(type(self.__wrapped__), "update_and_fetch", None)
-        if method is not None and len(inspect.signature(method).parameters) == 3:
-            # On the instance, a call costs a microsecond less than by way of a method of the wrapper.
-            self.update_and_fetch = partial(update_hook(as_recorder(self._self_tap), _update), self.__wrapped__)
+        self._self_update = partial(update_hook(as_recorder(self._self_tap), _update), self.__wrapped__)
+        if _takes_the_usual(getattr(self.__wrapped__, "update_and_fetch", None)):
+            self._self_shorten("update_and_fetch", self._self_update)
         self._self_leaves: dict[int, MLXCacheProfiler] = {}  # of a CacheList, by place
 
     @classmethod
@@ -70,7 +86,11 @@ class MLXCacheProfiler(CacheProxy):
     def __getitem__(self, key: Any) -> Any:
         """An item of the cache; a cache in a CacheList is profiled as well."""
         cache = self.__wrapped__
-        return self._self_leaf(key) if _is_list(cache) and type(key) is int else cache[key]
+        if not _is_list(cache):
+            return cache[key]
+        if isinstance(key, slice):
+            return tuple(map(self._self_leaf, range(len(cache.caches))[key]))
+        return self._self_leaf(index(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Set an item; of an ArraysCache this is its update."""
@@ -79,6 +99,10 @@ class MLXCacheProfiler(CacheProxy):
     def __iter__(self) -> Iterator[Any]:
         cache = self.__wrapped__
         return map(self._self_leaf, range(len(cache.caches))) if _is_list(cache) else iter(cache)
+
+    def _self_caches(self) -> Any:
+        caches = self.__wrapped__.caches
+        return type(caches)(self) if _is_list(self.__wrapped__) else caches
 
     def _self_leaf(self, place: int) -> "MLXCacheProfiler":
         cache, children = self.__wrapped__.caches[place], self._self_tap.children

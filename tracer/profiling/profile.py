@@ -115,7 +115,9 @@ def joined(profiles: Sequence[LayerProfile]) -> LayerProfile:
     first = profiles[0]
     sums = {name: sum_or_none(getattr(profile, name) for profile in profiles) for name in _SUMMED}
     tokens = max(profile.tokens_written for profile in profiles)
-    return replace(first, **sums, tokens_written=tokens)
+    timings = {profile.timing for profile in profiles if profile.n_compute_calls} or {first.timing}
+    timing = next(iter(timings)) if len(timings) == 1 else "graph_build and evaluated"
+    return replace(first, **sums, tokens_written=tokens, timing=timing)
 
 
 _SUMMED: Final = [

@@ -5,14 +5,17 @@ the name of its type. So every class of caches gets a class of wrappers of its o
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from operator import attrgetter
+from types import MethodType
 from typing import Any, ClassVar, Final, TypeVar
 
 import mlx.core as mx
 import wrapt
 
+from kvtrace.tracer.guarding import GuardedCache
 from kvtrace.tracer.instrument import recorder
 from kvtrace.tracer.profiling.statistics import Statistics
 from kvtrace.tracer.profiling.tap import Tap
@@ -22,16 +25,18 @@ __all__ = ["CacheProxy", "inner"]
 
 Self = TypeVar("Self", bound="CacheProxy")
 
+_WRAPPERS_OWN: Final = ("_self_", "__")
+
 _NO_CACHES: Final = {mx.array, bool, int, float, str, type(None)}
 
-_proxy_classes: dict[tuple[type, type], type] = {}
+_proxy_classes: dict[tuple[type, type, frozenset[str]], type] = {}
 
 
 class CacheProxy(wrapt.ObjectProxy):  # type: ignore[misc, type-arg, unused-ignore]  # stubs since wrapt 2
     """What both profilers share. Names that begin with ``_self_`` are the wrapper's own, all others the cache's."""
 
-    _self_measured: ClassVar[Mapping[str, Callable[..., Any]]] = {}
-    """Methods that are measured, where the cache has them."""
+    _self_own: ClassVar[Mapping[str, Any]] = {}
+    """Members that are the wrapper's, where the cache has them: what is measured."""
 
     _self_statistics: ClassVar[Any] = Statistics
     """Makes the running figures."""
@@ -39,6 +44,8 @@ class CacheProxy(wrapt.ObjectProxy):  # type: ignore[misc, type-arg, unused-igno
     _self_tap: Tap
 
     def __new__(cls, cache: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(cache, GuardedCache):  # from outside nothing of it could be measured
+            return cache._self_put_inside(lambda guarded: _public(cls)(guarded, *args, **kwargs))
         return super().__new__(_proxy_class(_public(cls), inner(cache)))
 
     def __init__(self, cache: Any, layer_id: Any = 0, timing: str = "evaluated", *, _tap: Tap | None = None) -> None:
@@ -83,6 +90,23 @@ class CacheProxy(wrapt.ObjectProxy):  # type: ignore[misc, type-arg, unused-igno
         """Call a method of the cache that is not measured."""
         return getattr(self.__wrapped__, name)(*args, **kwargs)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Everything that is set is set on the cache, a method too: it may call that itself."""
+        if name.startswith(_WRAPPERS_OWN):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.__wrapped__, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name.startswith(_WRAPPERS_OWN):
+            super().__delattr__(name)
+        else:
+            delattr(self.__wrapped__, name)
+
+    def _self_shorten(self, name: str, call: Callable[..., Any]) -> None:
+        """Put a measured method on the instance: a call costs a microsecond less than by way of the wrapper's class."""
+        super().__setattr__(name, call)
+
     def __copy__(self: Self) -> Self:
         return self._self_again(copy.copy(self.__wrapped__))
 
@@ -123,35 +147,41 @@ def _public(cls: type) -> Any:
 def _proxy_class(kind: Any, cache: Any) -> type:
     """The wrappers for caches of one class: they have its name and its methods, and reach its attributes fast."""
     cache_class = type(cache)
-    made = _proxy_classes.get((kind, cache_class))
+    own = {name: member for name, member in kind._self_own.items() if hasattr(cache, name)}
+    key = (kind, cache_class, frozenset(own))  # what a cache passes on to another one depends on that
+    made = _proxy_classes.get(key)
     if made is None:
         names = [name for name in (*dir(cache_class), *getattr(cache, "__dict__", ())) if not name.startswith("__")]
-        members = {name: _member(kind, cache_class, name) for name in names if not hasattr(kind, name)}
-        members |= {"_self_cache_class": cache_class, "__module__": cache_class.__module__}
-        made = _proxy_classes[kind, cache_class] = type(cache_class.__name__, (kind,), members)
+        members = {name: _member(cache_class, name) for name in names if not hasattr(kind, name)}
+        members |= own | {"_self_cache_class": cache_class, "__module__": cache_class.__module__}
+        if callable(cache):
+            members["__call__"] = _forward(cache_class, "__call__")
+        made = _proxy_classes[key] = type(cache_class.__name__, (kind,), members)
     return made
 
 
-def _member(kind: Any, cache_class: type, name: str) -> Any:
-    if name in kind._self_measured:
-        return kind._self_measured[name]
-    method = getattr(cache_class, name, None)
-    if callable(method) and not name.startswith("_") and not isinstance(method, type):
-        return _forward(name, method)
-    return property(attrgetter(f"__wrapped__.{name}"), _setter(name), _deleter(name))
+def _member(cache_class: type, name: str) -> Any:
+    held = inspect.getattr_static(cache_class, name, None)
+    is_method = callable(getattr(cache_class, name, None)) and hasattr(type(held), "__get__")
+    if is_method and not name.startswith("_"):
+        method = _forward(cache_class, name)
+        return _OfClass(cache_class, name, method) if isinstance(held, classmethod | staticmethod) else method
+    return property(attrgetter(f"__wrapped__.{name}"))
 
 
-def _forward(name: str, method: Any) -> Callable[..., Any]:
-    @wraps(method)
+def _forward(cache_class: type, name: str) -> Callable[..., Any]:
+    @wraps(getattr(cache_class, name))
     def forward(self: CacheProxy, *args: Any, **kwargs: Any) -> Any:
         return self._self_seen(self._self_call(name, args, kwargs))
 
     return forward
 
 
-def _setter(name: str) -> Callable[[Any, Any], None]:
-    return lambda self, value: setattr(self.__wrapped__, name, value)
+class _OfClass:
+    """A class or static method: asked of the wrapper's class, it is that of the cache's class."""
 
+    def __init__(self, cache_class: type, name: str, method: Callable[..., Any]) -> None:
+        self._cache_class, self._name, self._method = cache_class, name, method
 
-def _deleter(name: str) -> Callable[[Any], None]:
-    return lambda self: delattr(self.__wrapped__, name)
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return getattr(self._cache_class, self._name) if instance is None else MethodType(self._method, instance)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kvtrace.tracer.accounts import STRANGER
+from kvtrace.tracer.held_arrays import allocated_bytes, held_arrays
 from kvtrace.tracer.instrument import recorder
 from kvtrace.tracer.instrument.events import evaluate, wait_for_inputs
 from kvtrace.tracer.profiling.profile import LayerProfile
@@ -22,7 +22,8 @@ class KVCacheProfiler(CacheProxy):
     Each of the three is timed by itself; everything else goes straight to the cache. ``head_dim`` is the size of a key
     and of a value in the 16-bit baseline; left out, it is taken from what is appended. ``layer_id`` labels the layer.
     ``timing`` is ``"evaluated"``: inputs are computed first, then the operation, what it returns and what it leaves in
-    the cache; or ``"graph_build"``: nothing is computed beyond what the cache does itself.
+    the cache, for which each call goes through all arrays that the cache holds; or ``"graph_build"``: nothing is
+    computed beyond what the cache does itself.
 
     Copies, deep copies and pickles are profiled too and start their own statistics. Raises TypeError for what is no
     such cache, ValueError for another timing.
@@ -47,9 +48,9 @@ class KVCacheProfiler(CacheProxy):
         if _tap is None:
             tap.statistics.begin(length_of(cache) or 0, head_dim)
             self._self_take_in()
-        # On the instance, a call costs less than by way of methods of the wrapper.
         for name in ("append_key", "append_value", "attend"):
-            setattr(self, name, _measured(tap, cache, name))
+            self._self_shorten(name, _measured(tap, cache, name))
+        self._self_append = _measured(tap, cache, "append")
 
     @classmethod
     def _self_is_cache(cls, value: Any) -> bool:
@@ -58,22 +59,22 @@ class KVCacheProfiler(CacheProxy):
     def _self_options(self) -> dict[str, Any]:
         return {"head_dim": self._self_head_dim}
 
-    def append_key(self, k: Any) -> Any:
+    def append_key(self, k: Any, *args: Any, **kwargs: Any) -> Any:
         """Hand a key to the cache: counted as quantize."""
 
-    def append_value(self, v: Any) -> Any:
+    def append_value(self, v: Any, *args: Any, **kwargs: Any) -> Any:
         """Hand a value to the cache: counted as write."""
 
-    def attend(self, q: Any) -> Any:
+    def attend(self, q: Any, *args: Any, **kwargs: Any) -> Any:
         """Let a query attend to the cache: counted as dequantize."""
 
-    def append(self, k: Any, v: Any) -> Any:
+    def append(self, k: Any, v: Any, *args: Any, **kwargs: Any) -> Any:
         """Both, or the cache's own ``append``, which is one operation: counted as compute."""
-        method = getattr(type(self.__wrapped__), "append", None)
-        if method is None or _merely_does_both(method):
-            self.append_key(k)
-            return self.append_value(v)
-        return _measured(self._self_tap, self.__wrapped__, "append")(k, v)
+        method = getattr(self.__wrapped__, "append", None)
+        if args or kwargs or not (method is None or _merely_does_both(method)):
+            return self._self_append(k, v, *args, **kwargs)
+        self.append_key(k)
+        return self.append_value(v)
 
     def profile(self) -> LayerProfile:
         """The figures so far, as a snapshot."""
@@ -84,14 +85,17 @@ class KVCacheProfiler(CacheProxy):
     def _self_take_in(self) -> None:
         """What the cache holds now, whatever it went through."""
         try:
-            self._self_tap.statistics.weigh(self.__wrapped__)
             self._self_tap.statistics.look(self.__wrapped__)
+            self._self_tap.statistics.weigh(self.__wrapped__)
         except Exception as error:
             recorder.failed(error)
 
     def _self_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name != "trim":
+            return super()._self_call(name, args, kwargs)
+        self._self_take_in()  # what goes may have been the most there was
         result = super()._self_call(name, args, kwargs)
-        if name == "trim" and type(result) is int:
+        if type(result) is int:
             self._self_tap.statistics.take_back(result)
         return result
 
@@ -108,28 +112,30 @@ def _measured(tap: Tap, cache: Any, name: str) -> Callable[..., Any]:
     """The method of a cache, timed, counted and recorded."""
     now, count = tap.now, _COUNTS[name]
 
-    def call(*arrays: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         state = tap.local.state
         if state.is_busy:
-            return getattr(cache, name)(*arrays)  # part of an operation that is measured as a whole
-        is_evaluated = tap.is_evaluated
+            return getattr(cache, name)(*args, **kwargs)  # part of an operation that is measured as a whole
+        arrays = (*args, *kwargs.values()) if kwargs else args
+        is_evaluated, held = tap.is_evaluated, None
         state.is_busy = True
         try:
             if is_evaluated:
                 _wait(tap, state, cache, arrays)
             start = now()
-            result = getattr(cache, name)(*arrays)
+            result = getattr(cache, name)(*args, **kwargs)
             end = now()
             if is_evaluated:
-                is_evaluated, end = _finish(tap, cache, result, start)
+                end, held = _finish(tap, cache, result)
         finally:
             state.is_busy = False
         try:
-            statistics = tap.statistics
+            statistics, took = tap.statistics, end - start
+            is_evaluated = held is not None
             statistics.timings |= 1 << is_evaluated
-            if is_evaluated:
-                statistics.look(cache, end - start)
-            count(statistics, cache, end - start, *arrays)
+            if held is not None:
+                statistics.take_size(allocated_bytes(held), took)
+            count(statistics, cache, took, arrays)
             if recorder.emit is not None:
                 _emit(tap, state, cache, name, (start, end, is_evaluated), arrays)
         except Exception as error:
@@ -142,24 +148,25 @@ def _measured(tap: Tap, cache: Any, name: str) -> Callable[..., Any]:
 def _wait(tap: Tap, state: ThreadState, cache: Any, arrays: Any) -> None:
     try:
         head = tap.leaf(cache).head if recorder.emit is not None else None
-        wait_for_inputs(as_recorder(tap), state, head, (arrays, STRANGER.arrays(cache)))
+        wait_for_inputs(as_recorder(tap), state, head, (arrays, held_arrays(cache)))
     except Exception as error:
         recorder.failed(error)
 
 
-def _finish(tap: Tap, cache: Any, result: Any, start_ns: int) -> tuple[bool, int]:
-    """Compute what a call returned and left in its cache; whether that could be done, and when it was.
+def _finish(tap: Tap, cache: Any, result: Any) -> tuple[int, list[Any] | None]:
+    """Compute what a call returned and left in its cache; when that was done, and those arrays, or None if it couldn't.
 
     The time that looking for the arrays takes is not the call's.
     """
     is_evaluated, end = evaluate(result), tap.now()
     try:
-        inside = STRANGER.arrays(cache)
+        held = held_arrays(cache)
     except Exception as error:
         recorder.failed(error)
-        return False, end
+        held = None
     looked = tap.now()
-    return evaluate(inside) and is_evaluated, end + tap.now() - looked
+    is_evaluated = held is not None and evaluate(held) and is_evaluated
+    return end + tap.now() - looked, held if is_evaluated else None
 
 
 def _emit(

@@ -1,6 +1,6 @@
 """The running figures of a standalone cache: its calls, and what it says of its own size."""
 
-from typing import Any, Final
+from typing import Any
 
 from kvtrace.tracer.accounting import FP16_BYTES
 from kvtrace.tracer.buffer import Row
@@ -11,8 +11,6 @@ from kvtrace.tracer.recorder import Recorder
 from kvtrace.tracer.schema import ABSENT, Timing
 
 __all__ = ["StandaloneStatistics", "length_of"]
-
-_LOOK_AGAIN: Final = 9 / 8  # growth of the stated size after which the arrays are looked at anew
 
 
 def length_of(cache: Any) -> int | None:
@@ -30,7 +28,10 @@ def _tokens_in(array: Any) -> int:
 
 
 class StandaloneStatistics:
-    """Counts calls; ``weigh`` asks the cache for its size, ``look`` takes that of its arrays."""
+    """Counts calls; ``weigh`` asks the cache for its size, ``look`` takes that of its arrays.
+
+    A look goes through all that a cache holds: where nothing is evaluated, calls go without.
+    """
 
     def __init__(self, recorder: Recorder, before: "StandaloneStatistics | None" = None) -> None:
         """``before``: what ended with a reset; the cache still holds what it held."""
@@ -43,7 +44,8 @@ class StandaloneStatistics:
         self.has_unknown = False  # some call did not show how many bytes it wrote
         self.peak, self.baseline, self.allocated_peak = 0, 0, 0
         self._pending = 0  # tokens since the cache was last asked for its size
-        self._looked_at = 0.0
+        self._is_looked_at = True  # since its stated size changed
+        self.is_unseen = False  # the most it held went before it was looked at, or was too much to look through
         self.position: int = before.position if before else 0  # of the next token
         self.memory: int = before.memory if before else 0
         self.length: int = before.length if before else 0
@@ -62,23 +64,23 @@ class StandaloneStatistics:
         if emit is not None:
             emit(row)
 
-    def count_key(self, cache: Any, took_ns: int, k: Any) -> None:
+    def count_key(self, cache: Any, took_ns: int, arrays: tuple[Any, ...]) -> None:
         self.keys += 1
         self.keys_ns += took_ns
-        self._take_key(k)
+        self._take_key(arrays[0])
 
-    def count_value(self, cache: Any, took_ns: int, v: Any) -> None:
+    def count_value(self, cache: Any, took_ns: int, arrays: tuple[Any, ...]) -> None:
         self.values += 1
         self.values_ns += took_ns
-        self._take_value(cache, v)
+        self._take_value(cache, arrays[0])
 
-    def count_both(self, cache: Any, took_ns: int, k: Any, v: Any) -> None:
+    def count_both(self, cache: Any, took_ns: int, arrays: tuple[Any, ...]) -> None:
         self.boths += 1
         self.boths_ns += took_ns
-        self._take_key(k)
-        self._take_value(cache, v)
+        self._take_key(arrays[0])
+        self._take_value(cache, arrays[1])
 
-    def count_attend(self, cache: Any, took_ns: int, q: Any) -> None:
+    def count_attend(self, cache: Any, took_ns: int, arrays: tuple[Any, ...]) -> None:
         self.attends += 1
         self.attends_ns += took_ns
         self.read += self.memory
@@ -102,13 +104,13 @@ class StandaloneStatistics:
             self.written += memory - self.memory
         elif pending:
             self.has_unknown = True  # something else came or went in the same call
+        if memory != self.memory:
+            self.is_unseen |= memory < self.memory and not self._is_looked_at
+            self._is_looked_at = False
         self.position += pending
         self.length, self.memory, self._pending = length, memory, 0
         if memory > self.peak:
             self.peak, self.baseline = memory, length * self._fp16_a_token
-        if memory > self._looked_at:
-            self._looked_at = memory * _LOOK_AGAIN
-            self.look(cache)
 
     @property
     def _fp16_a_token(self) -> int:
@@ -120,14 +122,20 @@ class StandaloneStatistics:
         self.look(cache)
         return self.allocated
 
-    def look(self, cache: Any, took_ns: int | None = None) -> None:
-        """Take the size of the arrays that a cache holds; ``took_ns`` is of a call that may have made them grow."""
+    def look(self, cache: Any) -> None:
+        """Take the size of the arrays that a cache holds."""
         arrays = held_arrays(cache)
-        allocated = self.allocated if arrays is None else allocated_bytes(arrays)
+        if arrays is None:
+            self.is_unseen = True
+        else:
+            self.take_size(allocated_bytes(arrays))
+
+    def take_size(self, allocated: int, took_ns: int | None = None) -> None:
+        """What the arrays take now; ``took_ns`` is of a call that may have made them grow."""
         if took_ns is not None and allocated > self.allocated:
             self.allocations += 1
             self.allocate_ns += took_ns
-        self.allocated = allocated
+        self.allocated, self._is_looked_at = allocated, True
         self.allocated_peak = max(self.allocated_peak, allocated)
 
     def take_back(self, tokens: int) -> None:
@@ -168,7 +176,7 @@ class StandaloneStatistics:
             allocate_ms_total=self.allocate_ns / 1e6 if is_looked_at else None,
             n_allocations=self.allocations if is_looked_at else None,
             peak_memory_bytes=self.peak,
-            allocated_peak_bytes=self.allocated_peak,
+            allocated_peak_bytes=None if self.is_unseen else self.allocated_peak,
             bytes_written=None if self.has_unknown else self.written,
             bytes_read=self.read,
             bytes_copied=None,

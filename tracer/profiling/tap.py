@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.tracer.buffer import Row
+from kvtrace.tracer.buffer import CallHead, Row
 from kvtrace.tracer.instrument.cache_events import HOOKS
+from kvtrace.tracer.instrument.events import timed
 from kvtrace.tracer.profiling.statistics import Statistics
-from kvtrace.tracer.recorder import Leaf, Recorder
+from kvtrace.tracer.recorder import Leaf, Recorder, ThreadState
 from kvtrace.tracer.schema import ABSENT, Timing
 
 __all__ = ["Tap", "as_recorder"]
@@ -25,8 +26,6 @@ class Tap:
         self.recorder = recorder
         self.leaves = recorder.leaves
         self.now = recorder.now
-        self.row = recorder.row
-        self.call_head = recorder.call_head
         self.failed = recorder.failed
         self._kind = kind
         self.statistics: Any = None
@@ -49,6 +48,15 @@ class Tap:
         """Take over what changes when sessions come and go."""
         self.local, self.strings = recorder.local, recorder.strings
         self.is_evaluated = self.timing_asked is Timing.EVALUATED or recorder.is_evaluated
+
+    def call_head(self, state: ThreadState) -> CallHead:
+        """The call's columns; whose span the caller is in is asked only while somebody records."""
+        return state.head if self.recorder.emit is None else self.recorder.call_head(state)
+
+    def row(self, *args: Any, **columns: Any) -> Row:
+        """A row that says how this profiler's durations are measured, which need not be how the session's are."""
+        call, head, values = self.recorder.row(*args, **columns)
+        return timed(call, self.is_evaluated), head, values
 
     def leaf(self, cache: Any) -> Leaf:
         """The leaf of a cache; met outside a model, its place is the layer that the profiler was given."""

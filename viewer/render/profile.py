@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvtrace.tracer.profiling.profile import LayerProfile, ProfileReport
-from kvtrace.viewer.render.units import ABSENT_TEXT, BYTE_UNITS, MICROSECOND_UNITS, Unit, choose_unit
+from kvtrace.viewer.render.units import ABSENT_TEXT, BYTE_UNITS, MICROSECOND_UNITS, Unit
 
 __all__ = ["format_profile_table"]
 
@@ -69,10 +69,10 @@ def _durations(layers: Sequence[LayerProfile]) -> list[str]:
 
 
 def _amount(value: int) -> str:
-    unit = choose_unit([value], BYTE_UNITS)
-    return _in(value, BYTE_UNITS, 0 if unit.factor == 1 else 2)
+    return f"{value} B" if value < 1000 else _in(value, BYTE_UNITS[1:], 2)
 
 
 def _in(value: float, units: Sequence[Unit], decimals: int) -> str:
-    unit = choose_unit([value], units)
+    """In the first unit in which it is written with at most three digits before the point."""
+    unit = next((unit for unit in units if round(value / unit.factor, decimals) < 1000), units[-1])
     return f"{value / unit.factor:.{decimals}f} {unit.name}"

@@ -3,6 +3,7 @@
 python tests/pictures.py FOLDER [PICTURE...]
 """
 
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from smollm2 import ensure_model
 from terminal_pictures import frames_of, run_in_terminal, svg_of
 
 UI_HEIGHT: Final = 1340
+SWEEP_README: Final = Path(__file__).parent.parent / "examples" / "sweep" / "README.md"
 KVTRACE: Final = [sys.executable, "-m", "kvtrace"]
 
 
@@ -60,9 +62,9 @@ def live(studio: Studio, path: Path) -> None:
 
 
 def sweep(studio: Studio, path: Path) -> None:
-    grid = ["--prompt-tokens", "8", "--max-tokens", "8,24,56,120", "--method", "kv,quantized", "--repeat", "1"]
-    command = [*KVTRACE, "sweep", *grid, "--picture", str(path), "--force"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    """By the command that stands above it, drawn to ``path``."""
+    command = [*sweep_in_readme(), "--picture", str(path)]  # of two, the last counts
+    subprocess.run([*KVTRACE, *command[1:]], check=True, stdout=subprocess.DEVNULL)
 
 
 PICTURES: Final[Mapping[str, Callable[[Studio, Path], None]]] = {
@@ -72,6 +74,12 @@ PICTURES: Final[Mapping[str, Callable[[Studio, Path], None]]] = {
     "live.svg": live,
     "sweep.png": sweep,
 }
+
+
+def sweep_in_readme() -> list[str]:
+    """The command whose rows and picture examples/sweep/README.md shows."""
+    lines = SWEEP_README.read_text(encoding="utf-8").splitlines()
+    return shlex.split(next(line for line in lines if line.startswith("kvtrace sweep ")))
 
 
 def recording(path: Path, tokens: int) -> list[str]:

@@ -80,17 +80,20 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Counts of one layer, or of several added up. Bytes are payload; ``retained`` is what is held at the end."""
+    """Counts of one layer, or of several added up. Bytes are payload; ``retained`` is what is held at the end.
 
-    projected_rows: int = 0
-    score_cells: int = 0
-    bytes_written: int = 0
-    bytes_read: int = 0
-    bytes_copied: int = 0
-    bytes_retained: int = 0
+    None is what could not be counted, and so is a sum that it is part of; a prediction has no None.
+    """
+
+    projected_rows: int | None = 0
+    score_cells: int | None = 0
+    bytes_written: int | None = 0
+    bytes_read: int | None = 0
+    bytes_copied: int | None = 0
+    bytes_retained: int | None = 0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Work)))
+        return Work(*(_sum(getattr(self, field.name), getattr(other, field.name)) for field in fields(Work)))
 
 
 def predict_uncached(shape: LayerShape, load: Workload) -> Work:
@@ -116,6 +119,10 @@ def predict_cached(shape: LayerShape, load: Workload) -> Work:
         bytes_copied=batch * copied * unit,
         bytes_retained=batch * held * unit,
     )
+
+
+def _sum(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second
 
 
 def _triangle(n: int) -> int:

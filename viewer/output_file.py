@@ -5,11 +5,14 @@ import re
 import tempfile
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
 from kvtrace.tracer.formats import UnknownFormatError, find_writer, known_suffixes
 from kvtrace.viewer.errors import CommandError
 
-__all__ = ["check_output", "check_place", "default_output"]
+__all__ = ["check_output", "check_picture", "check_place", "default_output"]
+
+_PICTURES: Final = (".svg", ".png")
 
 
 def default_output(model: str, now: datetime) -> Path:
@@ -28,6 +31,17 @@ def check_output(path: Path, *, may_replace: bool) -> None:
         known = " or ".join(known_suffixes())
         raise CommandError(f"no trace format has the suffix of {path.name!r}", f"name it *{known}") from error
     check_place(path, may_replace=may_replace)
+
+
+def check_picture(path: Path, *, may_replace: bool) -> None:
+    """The same for a picture; and where matplotlib, which draws it, is missing."""
+    if path.suffix.lower() not in _PICTURES:
+        raise CommandError(f"no picture has the suffix of {path.name!r}", f"name it *{' or *'.join(_PICTURES)}")
+    check_place(path, may_replace=may_replace)
+    try:
+        import kvtrace.viewer.render.picture  # noqa: F401  (what is drawn may take long; what is missing shows now)
+    except ImportError as error:
+        raise CommandError(f"a picture needs matplotlib: {error}", "pip install 'kvtrace[plots]'") from error
 
 
 def check_place(path: Path, *, may_replace: bool) -> None:

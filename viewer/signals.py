@@ -4,10 +4,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Final, NoReturn
 
-__all__ = ["ending_in_order"]
+__all__ = ["ending_in_order", "exit_status"]
 
+_INTERRUPTED: Final = 130  # 128 + SIGINT
 _TOLD_TO_END = ("SIGTERM", "SIGHUP")  # by kill or a service manager; by a terminal that closes
 
 
@@ -33,3 +34,8 @@ def ending_in_order() -> Iterator[None]:
 
 def _exit(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
+
+
+def exit_status(told: KeyboardInterrupt | SystemExit) -> int:
+    """The status of a process that was told to end so, as shells report it."""
+    return _INTERRUPTED if isinstance(told, KeyboardInterrupt) else int(told.code or 0)

@@ -140,20 +140,20 @@ def generate_uncached(model: Model, prompt: Sequence[int], count: int, work: Wor
 
 
 def generate_cached(model: Model, prompt: Sequence[int], count: int, cache: Cache) -> list[int]:
-    """The same, with a cache; the last token is never fed back, so its row is never needed."""
+    """The same, with an empty cache; the last token is never fed back, so its row is never needed."""
     _check(model, prompt, count)
     tokens = list(prompt)
-    while len(tokens) < len(prompt) + count:
-        for position in range(len(cache), len(tokens)):
-            output = cached_step(model, tokens[position], position, cache)
-        tokens.append(model.next_token(output))
+    for position in range(len(prompt) + count - 1):
+        output = cached_step(model, tokens[position], position, cache)
+        if position + 1 == len(tokens):
+            tokens.append(model.next_token(output))
     return tokens
 
 
 def _check(model: Model, prompt: Sequence[int], count: int) -> None:
     if not prompt:
         raise LabError("the prompt is empty")
-    if count < 1:
-        raise LabError(f"{count} new tokens are none: ask for at least one")
+    if type(count) is not int or count < 1:
+        raise LabError(f"{count!r} is no number of new tokens: ask for 1 or more")
     for token in prompt:
         model.check_token(token)

@@ -8,6 +8,7 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -100,9 +101,10 @@ def main() -> None:
     arguments = parser.parse_args()
     print(json.dumps(report(), indent=2, sort_keys=True))
     if arguments.trace:
-        import sys
-
-        print(trace(arguments.trace), file=sys.stderr)
+        try:
+            print(trace(arguments.trace), file=sys.stderr)
+        except ValueError as error:  # a name that no trace can be written to
+            parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """A real trained model, uncached against cached: the same tokens, and every count as predicted."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 from smollm2 import ensure_model
 
@@ -11,6 +13,7 @@ from kvtrace.tracer.models import LoadedModel, load_model
 from kvtrace.tracer.work import Workload
 from kvtrace.viewer.compare.equivalence import default_tolerance
 from kvtrace.viewer.compare.run import compare_paths, make_paths, make_prompts
+from kvtrace.viewer.main import cli
 
 LAYERS, KV_HEADS, HEAD_SIZE = 30, 3, 64
 
@@ -18,6 +21,25 @@ LAYERS, KV_HEADS, HEAD_SIZE = 30, 3, 64
 @pytest.fixture(scope="module")
 def smollm2() -> LoadedModel:
     return load_model(str(ensure_model(Path("models"))))
+
+
+@pytest.mark.slow
+def test_a_sweep_over_methods_and_batches_holds(smollm2: LoadedModel) -> None:
+    methods, batches = ["kv", "rotating", "quantized"], [1, 4]
+    grid = ["--prompt-tokens", "2", "--max-tokens", "2", "--method", ",".join(methods), "--batch-size", "1,4"]
+    command = ["sweep", "--model", str(smollm2.path), *grid, "--repeat", "1", "--format", "json"]
+    result = CliRunner().invoke(cli, command)
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    assert [(row["method"], row["batch_size"]) for row in rows] == [(m, b) for b in batches for m in methods]
+    for row in rows:
+        assert [row[name] for name in ("holds", "identical_tokens", "equals_prediction")] == [True] * 3
+        unit = LAYERS * row["batch_size"]
+        cells = [row["uncached_score_cells"], row["cached_score_cells"]]
+        assert cells == [unit * (3 + 6), unit * 6]
+        assert [row["uncached_projected_rows"], row["cached_projected_rows"]] == [unit * (2 + 3), unit * 3]
+        a_token = KV_HEADS * 2 * (HEAD_SIZE + 2 * 4 if row["method"] == "quantized" else HEAD_SIZE * 4)
+        assert row["cached_bytes_retained"] == unit * 3 * a_token
 
 
 CASES: dict[str, tuple[Any, Workload, int | None, int]] = {

@@ -6,9 +6,13 @@ from typing import Any
 
 import click
 
-from kvtrace.viewer.commands.options import RunOptions, model_options
+from kvtrace.viewer.commands.numbers import FiniteRange
+from kvtrace.viewer.commands.options import RunOptions, comparison_options
+from kvtrace.viewer.commands.schema_option import schema_option
 from kvtrace.viewer.output_file import check_output
 from kvtrace.viewer.say import say
+from kvtrace.viewer.signals import ending_in_order
+from kvtrace.viewer.stdout import stdout_kept_clean
 
 __all__ = ["command"]
 
@@ -22,14 +26,14 @@ Examples:
 \b
 Exit status:
   3 when the paths choose other tokens, when logits differ by more than the tolerance, or when a count is not the
-  predicted one: no speed is printed then. With --against, differences are the result and no failure.
+  predicted one: no speed is printed then. With --against, differences of tokens and logits are the result.
 """
 
 _NOT_EQUIVALENT = 3
 
 
 @click.command(epilog=_EPILOG, short_help="Say what a cache saves: equal tokens, then work, time, memory.")
-@model_options
+@comparison_options
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Sequences.")
 @click.option(
     "--repeat", type=click.IntRange(min=1), default=15, show_default=True, metavar="N", help="Timed runs of each path."
@@ -44,14 +48,15 @@ _NOT_EQUIVALENT = 3
 )
 @click.option(
     "--tolerance",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="Largest difference of logits allowed, as a share of the step's largest logit. [default: 0.001 for float32, "
-    "0.01 for float16, 0.05 for bfloat16; at least 8 / 2^bits for a quantized cache]",
+    "0.01 for float16, 0.05 for bfloat16; at least 16 / 2^bits for a quantized cache]",
 )
 @click.option("--predict", "is_predicted", is_flag=True, help="Print the predicted work before anything runs.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Record both paths side by side.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--json", "is_json", is_flag=True, help="Print a JSON document.")
+@schema_option("compare")
 def command(
     options: RunOptions,
     batch_size: int,
@@ -67,35 +72,40 @@ def command(
     """Generate the same tokens without a cache, the growing prefix anew for each, and with one; say what it saves.
 
     Equivalence comes first: logits and tokens of every step. Then counted work, each count held against a formula; then
-    time, of interleaved runs; then memory. Tokens are the likeliest ones, whatever --temp says.
+    time, of interleaved runs; then memory. The prompt is made up, of --prompt-tokens, 8 unless given; tokens are the
+    likeliest ones, whatever --temp says, and exactly --max-tokens.
     """
     if output is not None:
         check_output(output, may_replace=force)
-    from kvtrace.viewer.compare.asked import Asked
+    from kvtrace.viewer.compare.choosing import choose_pair
     from kvtrace.viewer.progress import RunProgress
 
-    with RunProgress(is_shown=True) as progress:
+    with stdout_kept_clean():
+        methods = choose_pair(options, against, against_settings)
+    with RunProgress(is_shown=True) as progress, ending_in_order():
         progress.show(f"Loading {options.model or 'the model'}")
-        asked = Asked.of(options, batch_size, against, against_settings, tolerance)
+        with stdout_kept_clean():
+            from kvtrace.viewer.compare.asked import Asked, load_for
+
+            asked = Asked.on(load_for(options, methods), options, batch_size, methods, tolerance)
         progress.clear()
         if is_predicted:
             say(*asked.prediction(), "", err=is_json)
-        comparison = asked.compare(repeat, output, progress.show)
+        with stdout_kept_clean():
+            comparison = asked.compare(repeat, output, progress.show)
     document = {**asked.document(comparison), "repetitions": repeat, "trace": None if output is None else str(output)}
     _print(document, is_json)
-    click.get_current_context().exit(0 if comparison.holds or against is not None else _NOT_EQUIVALENT)
+    holds = not comparison.mismatches if asked.is_against else comparison.holds
+    click.get_current_context().exit(0 if holds else _NOT_EQUIVALENT)
 
 
 def _print(document: dict[str, Any], is_json: bool) -> None:
-    from kvtrace.viewer.render.compare import lines_of_comparison
+    from kvtrace.viewer.render.compare import lines_of_comparison, lines_of_trouble
 
     if is_json:
         click.echo(json.dumps(document, indent=2, allow_nan=False))
-        return
-    say(*lines_of_comparison(document))
+    else:
+        say(*lines_of_comparison(document))
     if document["trace"] is not None:
-        say("", f"Wrote {document['trace']}.")
-    if not document["holds"] and document["time"] is None:
-        say("Error: the paths don't do the same; no speed is worth comparing", err=True)
-        hint = "allow what the method itself makes different with --tolerance, or ask what differs with --against"
-        say(f"Hint: {hint}", err=True)
+        say("", f"Wrote {document['trace']}.", err=is_json)
+    say(*lines_of_trouble(document), err=True)

@@ -4,19 +4,20 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvtrace.viewer.commands.lists import CommaList
+from kvtrace.viewer.commands.numbers import FiniteRange
 from kvtrace.viewer.errors import CommandError
 
 if TYPE_CHECKING:
     from kvtrace.tracer.methods.registry import ChosenMethod
 
-__all__ = ["RunOptions", "model_options", "sweep_options"]
+__all__ = ["RunOptions", "comparison_options", "model_options", "sweep_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +150,14 @@ _OPTIONS = {
     ),
     "temp": click.option(
         "--temp",
-        type=click.FloatRange(min=0),
+        type=FiniteRange(min=0),
         default=0.0,
         show_default=True,
         help="Sampling temperature; 0 always takes the likeliest token.",
     ),
     "top_p": click.option(
         "--top-p",
-        type=click.FloatRange(min=0, max=1),
+        type=FiniteRange(min=0, max=1),
         default=1.0,
         show_default=True,
         help="Sample from the likeliest tokens of this joint probability.",
@@ -245,6 +246,11 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return _add(_OPTIONS, _checked, function)
 
 
+def comparison_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, but --kv-bits may stand beside --method: it is of what those caches are compared against."""
+    return _add(_OPTIONS, _checked_but_bits, function)
+
+
 def sweep_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same with lists: the command takes ``options: tuple[RunOptions, ...]``, one for each combination, checked."""
     return _add({**_OPTIONS, **_LISTS}, _combinations, function)
@@ -264,6 +270,12 @@ def _add(
 def _checked(values: Mapping[str, Any]) -> RunOptions:
     options = RunOptions(**values)
     options.check()
+    return options
+
+
+def _checked_but_bits(values: Mapping[str, Any]) -> RunOptions:
+    options = RunOptions(**values)
+    replace(options, kv_bits=None).check()
     return options
 
 

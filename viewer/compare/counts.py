@@ -3,13 +3,15 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Final
 
 from kvtrace.tracer.batch import Batch
 from kvtrace.tracer.schema import ABSENT, Kind
 from kvtrace.tracer.work import Work
 
 __all__ = ["Counts", "count_work"]
+
+_UNKNOWN: Final = Work(*(None for _ in fields(Work)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class Counts:
 
     @property
     def total(self) -> Work:
-        return sum(self.layers.values(), Work())
+        """Of all layers; nothing is known of a path none of whose layers was seen to attend."""
+        return sum(self.layers.values(), Work()) if self.layers else _UNKNOWN
 
     @property
     def mismatches(self) -> list[str]:
@@ -34,20 +37,31 @@ class Counts:
             counted, expected = (work.get(layer, Work()) for work in (self.layers, self.predicted))
             for name in (field.name for field in fields(Work)):
                 if getattr(counted, name) != getattr(expected, name):
-                    figures = f"{getattr(counted, name):,} counted, {getattr(expected, name):,} predicted"
+                    figures = f"{_shown(getattr(counted, name))} counted, {getattr(expected, name):,} predicted"
                     found.append(f"layer {layer}: {name.replace('_', ' ')}: {figures}")
         return found
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types."""
-        predicted = None if self.predicted is None else asdict(sum(self.predicted.values(), Work()))
+        is_known = self.predicted is not None
+        predicted = self.predicted or {}
         return {
             "total": asdict(self.total),
-            "predicted_total": predicted,
-            "equals_prediction": None if self.predicted is None else not self.mismatches,
+            "predicted_total": asdict(sum(predicted.values(), Work())) if is_known else None,
+            "equals_prediction": not self.mismatches if is_known else None,
             "why_not_predicted": self.why_not or None,
-            "layers": [{"layer": layer, **asdict(work)} for layer, work in sorted(self.layers.items())],
+            "layers": _by_layer(self.layers),
+            "predicted_layers": _by_layer(predicted) if is_known else None,
         }
+
+
+def _by_layer(works: Mapping[int, Work]) -> list[dict[str, int | None]]:
+    """A layer that nobody could tell has no number."""
+    return [{"layer": None if layer < 0 else layer, **asdict(work)} for layer, work in sorted(works.items())]
+
+
+def _shown(count: int | None) -> str:
+    return "none" if count is None else f"{count:,}"
 
 
 def count_work(batches: Iterable[Batch], models: Iterable[str]) -> dict[str, dict[int, Work]]:
@@ -56,15 +70,23 @@ def count_work(batches: Iterable[Batch], models: Iterable[str]) -> dict[str, dic
     A layer that nobody could tell is -1. Raises nothing for a count that is missing: it then is not the predicted one.
     """
     works: dict[str, dict[int, Work]] = {model: defaultdict(Work) for model in models}
-    retained: dict[tuple[str, int], tuple[int, int]] = {}
+    retained: dict[tuple[str, int], tuple[int, int | None]] = {}
+    attending: set[tuple[str, int]] = set()
     for batch in batches:
-        _add(batch, works, retained)
+        _add(batch, works, retained, attending)
     for (model, layer), (_, held) in retained.items():
         works[model][layer] += Work(bytes_retained=held)
+        if (model, layer) not in attending:  # its attention is code of its own, which is not seen
+            works[model][layer] += Work(projected_rows=None, score_cells=None, bytes_read=None)
     return {model: dict(layers) for model, layers in works.items()}
 
 
-def _add(batch: Batch, works: dict[str, dict[int, Work]], retained: dict[tuple[str, int], tuple[int, int]]) -> None:
+def _add(
+    batch: Batch,
+    works: dict[str, dict[int, Work]],
+    retained: dict[tuple[str, int], tuple[int, int | None]],
+    attending: set[tuple[str, int]],
+) -> None:
     names = (
         "kind",
         "model",
@@ -85,8 +107,13 @@ def _add(batch: Batch, works: dict[str, dict[int, Work]], retained: dict[tuple[s
             continue
         layer = max(layer, -1)
         if kind == Kind.UPDATE_AND_FETCH:
-            works[model][layer] += Work(bytes_written=max(written, 0), bytes_copied=max(copied, 0))
+            works[model][layer] += Work(bytes_written=_known(written), bytes_copied=_known(copied))
             if end >= retained.get((model, layer), (0, 0))[0]:
-                retained[model, layer] = (end, max(resident, 0))
+                retained[model, layer] = (end, _known(resident))
         elif kind == Kind.ATTEND:
-            works[model][layer] += Work(max(rows, 0), max(cells, 0), bytes_read=max(read, 0))
+            works[model][layer] += Work(_known(rows), _known(cells), bytes_read=_known(read))
+            attending.add((model, layer))
+
+
+def _known(value: int) -> int | None:
+    return None if value == ABSENT else value

@@ -31,11 +31,16 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``absolute`` is the largest difference of two logits, ``relative`` its share of the largest logit."""
+    """``absolute`` is the largest difference of two logits, ``relative`` its share of the largest logit.
+
+    ``sequence`` is the one with that difference; ``margin`` is between the first path's two best logits in it.
+    """
 
     number: int
     absolute: float
     relative: float
+    sequence: int
+    margin: float
     divergence: Divergence | None
 
 
@@ -75,7 +80,9 @@ class Equivalence:
             "largest_absolute_difference": _finite(max(step.absolute for step in self.steps)),
             "largest_relative_difference": _finite(self.worst.relative),
             "largest_at_step": self.worst.number,
-            "first_step_beyond_tolerance": None if beyond is None else beyond.number,
+            "first_beyond_tolerance": None
+            if beyond is None
+            else {"step": beyond.number, "sequence": beyond.sequence, "margin": _finite(beyond.margin)},
             "first_divergence": None
             if divergence is None
             else {
@@ -88,13 +95,14 @@ class Equivalence:
 
 
 def compare_step(number: int, first: Logits, second: Logits) -> Step:
-    """Two paths' logits of the same step."""
-    scale = float(np.abs(first).max())
-    absolute = float(np.abs(first - second).max())
+    """Two paths' logits of the same step. Infinite ones that are equal, of tokens that a model never takes, agree."""
+    scale = float(np.abs(first, where=np.isfinite(first), out=np.zeros_like(first)).max())
+    differences = np.subtract(first, second, where=first != second, out=np.zeros_like(first))
+    worst = np.where(np.isnan(differences), math.inf, np.abs(differences)).max(axis=-1)
+    sequence = int(worst.argmax())
+    absolute = float(worst[sequence])
     relative = absolute / scale if scale > 0 else absolute
-    if not math.isfinite(absolute):
-        absolute = relative = math.inf
-    return Step(number, absolute, relative, _divergence(number, first, second))
+    return Step(number, absolute, relative, sequence, _margin(first[sequence]), _divergence(number, first, second))
 
 
 def _divergence(number: int, first: Logits, second: Logits) -> Divergence | None:
@@ -103,15 +111,20 @@ def _divergence(number: int, first: Logits, second: Logits) -> Divergence | None
     if not len(different):
         return None
     sequence = int(different[0])
-    best = np.sort(first[sequence])[-2:]
-    margin = float(best[-1] - best[0]) if len(best) == 2 else math.inf
-    return Divergence(number, sequence, (int(chosen[sequence]), int(other[sequence])), margin)
+    tokens = (int(chosen[sequence]), int(other[sequence]))
+    return Divergence(number, sequence, tokens, _margin(first[sequence]))
+
+
+def _margin(logits: Logits) -> float:
+    """Between the two best; no number where one isn't."""
+    best = np.sort(logits)[-2:]
+    return float(best[-1] - best[0]) if len(best) == 2 and np.isfinite(best).all() else math.inf
 
 
 def default_tolerance(dtype: str, bits: int | None = None) -> float:
-    """For rounding in ``dtype``; a cache of so many bits adds its own, half of 8 / 2^bits where tried."""
+    """For rounding in ``dtype``; a cache of so many bits adds its own, up to 12 / 2^bits where tried."""
     rounding = TOLERANCES.get(dtype, _OTHER_DTYPE)
-    return rounding if bits is None else max(rounding, 2.0 ** (3 - bits))
+    return rounding if bits is None else max(rounding, 2.0 ** (4 - bits))
 
 
 def _finite(value: float) -> float | None:

@@ -99,21 +99,24 @@ def _timings(first: list[int], whole: list[int], new_tokens: int) -> Timings:
 
 def measure_memory(path: Path, prompts: mx.array, new_tokens: int) -> dict[str, Any]:
     """One run from a fresh peak: bytes. What MLX and the process took differs from payload by weights, activations,
-    spare room in buffers and what MLX keeps for reuse."""
-    path.begin()
+    spare room in buffers and what MLX keeps for reuse. Other paths have to be ended, or theirs counts too."""
+    path.end()
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
+    path.begin()
     tokens = choose(path.step(prompts))
     for _ in range(new_tokens - 1):
         tokens = choose(path.step(tokens))
     mx.eval(tokens)
-    return {
+    found = {
         "mlx_active_before_bytes": before,
         "mlx_active_after_bytes": mx.get_active_memory(),
         "mlx_peak_bytes": mx.get_peak_memory(),
         "process_resident_bytes": _known(process_resident_bytes()),
     }
+    path.end()
+    return found
 
 
 def _known(value: int) -> int | None:

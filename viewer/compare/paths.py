@@ -24,6 +24,9 @@ class Path(Protocol):
     def step(self, tokens: mx.array) -> mx.array:
         """Feed tokens, shape (batch, tokens); logits of the next one, shape (batch, vocabulary), evaluated."""
 
+    def end(self) -> None:
+        """Let go of tokens and caches, which take memory."""
+
 
 class UncachedPath:
     """Computes everything that came before again."""
@@ -42,6 +45,9 @@ class UncachedPath:
         logits: mx.array = self._model(self._prefix)[:, -1]
         mx.eval(logits)
         return logits
+
+    def end(self) -> None:
+        self._prefix = None
 
 
 class CachedPath:
@@ -62,6 +68,9 @@ class CachedPath:
             logits: mx.array = self._model(tokens[:, start : start + self._chunk_tokens], cache=self.caches)[:, -1]
             mx.eval(logits)
         return logits
+
+    def end(self) -> None:
+        self.caches = []
 
 
 def choose(logits: mx.array) -> mx.array:

@@ -21,11 +21,12 @@ from kvtrace.viewer.compare.equivalence import Equivalence, Step, compare_step
 from kvtrace.viewer.compare.measuring import measure_memory, measure_times
 from kvtrace.viewer.compare.paths import CachedPath, Path, UncachedPath, choose
 from kvtrace.viewer.compare.shapes import Shapes, find_shapes
+from kvtrace.viewer.errors import CommandError
 
 __all__ = ["Comparison", "OnProgress", "compare_paths", "make_paths", "make_prompts", "predict"]
 
-OnProgress = Callable[[str, int, int], None]
-"""Takes what is done, how much of it, of how much."""
+OnProgress = Callable[[str, int, int, str], None]
+"""Takes what is done, how much of it, of how much, and of what: ``Timing both paths``, 3, 32, ``runs``."""
 
 MakeCaches = Callable[[], list[Any]]
 
@@ -88,21 +89,27 @@ def compare_paths(
     trace: FilePath | None = None,
     facts: Mapping[str, Any] = MappingProxyType({}),
     must_be_equal: bool = True,
-    on_progress: OnProgress = lambda what, done, total: None,
+    on_progress: OnProgress = lambda what, done, total, unit: None,
 ) -> Comparison:
     """Both paths over the same tokens, those that the first one chooses.
 
-    With ``must_be_equal``, time and memory are only measured where logits and tokens agree and every count is the
-    predicted one. ``trace`` records the counted run into a file, which it replaces; ``facts`` go into its metadata.
+    Time and memory are only measured where every count is the predicted one and, with ``must_be_equal``, logits and
+    tokens agree. ``trace`` records the counted run into a file, which it replaces; ``facts`` go into its metadata. The
+    paths' names tell them apart. Raises CommandError where operations were lost, of which no count would be right.
     """
     shapes = find_shapes(loaded.model)
     predictions = [predict(path, shapes, load) for path in paths]
     session = record(trace, timing="evaluated", overwrite=True, model=loaded.name)
     names = [f"{loaded.name} · {path.name}" for path in paths]
-    with session:
-        session.annotate(prompt_tokens=load.prompt_tokens, max_tokens=load.new_tokens, batch_size=load.batch, **facts)
-        steps = _run_in_step(loaded.model, paths, names, prompts, load.new_tokens, on_progress)
-    hooks.models.name(loaded.model, loaded.name)
+    try:
+        with session:
+            session.annotate(
+                prompt_tokens=load.prompt_tokens, max_tokens=load.new_tokens, batch_size=load.batch, **facts
+            )
+            steps = _run_in_step(loaded.model, paths, names, prompts, load.new_tokens, on_progress)
+    finally:
+        hooks.models.name(loaded.model, loaded.name)
+    _refuse_losses(session)
     works = count_work(_batches(session), names)
     counts = tuple(
         Counts(works[name], predicted, why_not) for name, (predicted, why_not) in zip(names, predictions, strict=True)
@@ -118,9 +125,19 @@ def compare_paths(
         layers[0].query_heads if layers else None,
         layers[0].kv_heads if layers else None,
     )
-    if must_be_equal and not comparison.holds:
+    if comparison.mismatches or (must_be_equal and not comparison.holds):
         return comparison
     return _measured(comparison, paths, prompts, repetitions, on_progress)
+
+
+def _refuse_losses(session: Session) -> None:
+    what = "the counted run was not recorded whole"
+    if session.error is not None:
+        reason = session.error.strerror or str(session.error)
+        raise CommandError(f"{what}: {session.path}: {reason}", "record into another place")
+    if session.lost:
+        losses = [f"{count:,} operations: {reason}" for reason, count in session.lost.items()]
+        raise CommandError(f"{what}: {'; '.join(losses)}", "compare fewer tokens")
 
 
 def _measured(
@@ -128,13 +145,16 @@ def _measured(
 ) -> Comparison:
     new_tokens = comparison.load.new_tokens
     times = measure_times(
-        paths, prompts, new_tokens, repetitions, lambda done, total: on_progress("Timing both paths", done, total)
+        paths,
+        prompts,
+        new_tokens,
+        repetitions,
+        lambda done, total: on_progress("Timing both paths", done, total, "runs"),
     )
-    memory = []
     for path in paths:
-        memory.append(measure_memory(path, prompts, new_tokens))
-        path.begin()
-    return replace(comparison, times=tuple(times), memory=tuple(memory))
+        path.end()  # or what one holds from its last run would count as the other's
+    memory = tuple(measure_memory(path, prompts, new_tokens) for path in paths)
+    return replace(comparison, times=tuple(times), memory=memory)
 
 
 def _run_in_step(
@@ -153,7 +173,7 @@ def _run_in_step(
         first, second = (np.array(part.astype(mx.float32)) for part in logits)
         steps.append(compare_step(number, first, second))
         tokens = choose(logits[0])
-        on_progress("Comparing logits", number + 1, new_tokens)
+        on_progress("Comparing logits", number + 1, new_tokens, "tokens")
     return steps
 
 

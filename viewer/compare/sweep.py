@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvtrace.tracer.methods.registry import ChosenMethod
 from kvtrace.tracer.models import LoadedModel
 from kvtrace.tracer.work import Work
-from kvtrace.viewer.compare.asked import Asked, dtype_of
+from kvtrace.viewer.compare.asked import Asked, facts_of
 from kvtrace.viewer.compare.grid import Point
 from kvtrace.viewer.compare.measuring import Spread, Timings
 from kvtrace.viewer.compare.run import Comparison
@@ -35,14 +35,13 @@ class Sweep:
         for point in self.points:
             methods = (self.methods[point.method], None)
             asked = Asked.on(self.loaded, point.options, point.batch_size, methods, self.tolerance)
-            yield row_of(point, asked.compare(self.repetitions, None, lambda what, done, total: None))
+            yield row_of(point, asked.compare(self.repetitions, None, lambda what, done, total, unit: None))
 
     def document(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """JSON types; ``rows`` are those that were done, the first ones."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "model": self.loaded.name,
-            "dtype": dtype_of(self.loaded.model),
+            **facts_of(self.loaded),
             "methods": {name: None if chosen is None else chosen.describe() for name, chosen in self.methods.items()},
             "chunk_tokens": self.points[0].options.prefill_step_size,
             "repetitions": self.repetitions,
@@ -74,12 +73,12 @@ def row_of(point: Point, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _both(name: str, uncached: int, cached: int) -> dict[str, Any]:
-    ratio = uncached / cached if cached else None
+def _both(name: str, uncached: int | None, cached: int | None) -> dict[str, Any]:
+    ratio = uncached / cached if uncached is not None and cached else None
     return {f"uncached_{name}": uncached, f"cached_{name}": cached, f"{name}_ratio": ratio}
 
 
-def _payload(cached: Work) -> dict[str, int]:
+def _payload(cached: Work) -> dict[str, int | None]:
     names = ("bytes_retained", "bytes_written", "bytes_read", "bytes_copied")
     return {f"cached_{name}": getattr(cached, name) for name in names}
 
@@ -102,7 +101,14 @@ def _why_not(comparison: Comparison) -> str | None:
     """Why it doesn't hold, in words; None where it does."""
     found = comparison.equivalence
     if found.divergence is not None:
-        return f"tokens differ from step {found.divergence.step}"
+        at = found.divergence
+        return f"tokens differ from {_where(at.step, at.sequence, at.margin)}"
     if found.first_beyond is not None:
-        return f"logits differ by more than {found.tolerance:.2g} from step {found.first_beyond.number}"
+        beyond = found.first_beyond
+        where = _where(beyond.number, beyond.sequence, beyond.margin)
+        return f"logits differ by more than {found.tolerance:.2g} from {where}"
     return next(iter(comparison.mismatches), None)
+
+
+def _where(step: int, sequence: int, margin: float) -> str:
+    return f"step {step}, sequence {sequence}: two best logits {margin:.3g} apart"

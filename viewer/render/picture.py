@@ -15,7 +15,7 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from kvtrace.viewer.errors import CommandError
 from kvtrace.viewer.render.curves import Curve, cached_curves, uncached_curves
@@ -27,6 +27,7 @@ _UNCACHED: Final = "#D55E00"
 _CACHED: Final = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours, which all kinds of colour vision tell apart."""
 _MARKERS: Final = "osD^vP"
+_FEW_DECADES: Final = 50
 _POWERS: Final = {1: "∝ n", 2: "∝ n²", 3: "∝ n³"}
 
 
@@ -169,6 +170,7 @@ def _label(axes: Axes, panel: _Panel, curves: Sequence[Curve], batch: int) -> No
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     show = format_bytes if panel.is_bytes else "{:,}".format
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show(round(value))))
+    axes.yaxis.set_minor_formatter(NullFormatter())  # or a short axis gets powers of ten between
     axes.set_title(panel.title if batch == 1 else f"{panel.title}, batch of {batch:,}", fontsize=11)
     axes.set_xlabel("length n: prompt + new tokens of a sequence")
     axes.set_ylabel("bytes" if panel.is_bytes else "count")
@@ -176,6 +178,8 @@ def _label(axes: Axes, panel: _Panel, curves: Sequence[Curve], batch: int) -> No
     axes.margins(x=0.15)
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.35)  # room for the legend
+    if high / low < _FEW_DECADES:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
 
 
 def _apart(lengths: Sequence[int]) -> list[int]:

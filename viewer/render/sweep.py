@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kvtrace.viewer.render.units import ABSENT_TEXT, format_bytes
 
-__all__ = ["FORMATS", "lines_of_grid", "name_of_workload"]
+__all__ = ["FORMATS", "lines_of_grid", "lines_of_trouble"]
 
 Row = Mapping[str, Any]
 
@@ -80,7 +80,7 @@ _BLOCKS: Final[Mapping[str, list[Column]]] = {
 }
 
 
-def name_of_workload(row: Row) -> str:
+def _name(row: Row) -> str:
     """In words: kv, batch of 4, 8 prompt + 32 new tokens."""
     batch = f", batch of {row['batch_size']:,}" if row["batch_size"] > 1 else ""
     return f"{row['method']}{batch}, {row['prompt_tokens']:,} prompt + {row['new_tokens']:,} new tokens"
@@ -88,14 +88,29 @@ def name_of_workload(row: Row) -> str:
 
 def lines_of_grid(points: Sequence[Row], repetitions: int) -> list[str]:
     """What is going to be measured, in order."""
-    runs = "one timed run" if repetitions == 1 else f"{repetitions:,} timed runs"
-    heading = f"{len(points):,} workload{'s' if len(points) > 1 else ''}, shortest first, {runs} of each path:"
-    return [heading, *(f"{place:>4}  {name_of_workload(point)}" for place, point in enumerate(points, 1))]
+    heading = f"{len(points):,} workload{'s' if len(points) > 1 else ''}, shortest first, {_runs(repetitions)}:"
+    return [heading, *(f"{place:>4}  {_name(point)}" for place, point in enumerate(points, 1))]
+
+
+def lines_of_trouble(document: Mapping[str, Any]) -> list[str]:
+    """For stderr: what doesn't hold, and what was left out."""
+    lines = [f"Error: {_name(row)}: {row['why_not']}" for row in document["rows"] if not row["holds"]]
+    if lines:
+        lines.append("Hint: see one alone with kvtrace compare; allow what a method does to logits with --tolerance")
+    left_out = [f"  {_name(point)}" for point in document["left_out"]]
+    done = len(document["rows"])
+    if left_out:
+        lines.append(f"Stopped after {done:,} workload{'' if done == 1 else 's'}. Left out:")
+    return [*lines, *left_out]
+
+
+def _runs(repetitions: int) -> str:
+    return ("one timed run" if repetitions == 1 else f"{repetitions:,} timed runs") + " of each path"
 
 
 def _table(document: Mapping[str, Any]) -> str:
     """One block for each kind of figure. No times where a row doesn't hold."""
-    title = f"{document['model']} · {document['dtype']} · {document['repetitions']:,} timed runs of each path"
+    title = f"{document['model']} · {document['dtype']} · {_runs(document['repetitions'])}"
     blocks = [_block(heading, columns, document["rows"]) for heading, columns in _BLOCKS.items()]
     return "\n\n".join([title, *("\n".join(lines) for lines in blocks)])
 

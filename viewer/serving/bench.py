@@ -23,17 +23,20 @@ from kvtrace.viewer.serving.loop import Clock, Follower, Served, SystemClock, se
 from kvtrace.viewer.serving.report import Measured, document_of
 from kvtrace.viewer.serving.spans import RequestSpans
 from kvtrace.viewer.serving.workload import Planned, Workload, plan
+from kvtrace.viewer.signals import exit_status
 
 __all__ = ["Bench", "BenchRun", "run_bench"]
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRun:
-    """``troubles`` is what went wrong with recording, in words; ``served`` what the document was made of."""
+    """``troubles`` is what went wrong with recording, in words; ``served`` what the document was made of; ``stopped``
+    the status to exit with after being told to end, else 0."""
 
     document: dict[str, Any]
     served: Sequence[Served]
     troubles: list[str]
+    stopped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,41 +76,44 @@ class Bench:
 def run_bench(bench: Bench, path: Path | None, tolerance: float | None, progress: RunProgress) -> BenchRun:
     """Serve the workload, recorded into ``path`` where one is given, then check each request against itself alone.
 
-    An interrupt ends what is going on; the result has what was done until then.
+    Being told to end ends what is going on; the result has what was done until then.
     """
+    progress.show("Warming up")
     for _ in bench.alone(bench.planned[0], 1):  # the first pass of a process is slower: kernels get compiled
         pass
     with nullcontext() if path is None else recording(bench.job, path, "graph_build") as session:
         if session is not None:
             session.annotate(**_facts_of_workload(bench.workload))
         measured = _measure(bench, SystemClock(recorder.now), progress)
-    if not measured.is_interrupted:
+    if not measured.stopped:
         measured = _with_isolation(bench, measured, tolerance, progress)
     document = document_of(bench.workload, measured, _facts(bench.job, path))
-    return BenchRun(document, measured.served, [] if session is None else losses_of(session))
+    troubles = [] if session is None else losses_of(session)
+    return BenchRun(document, measured.served, troubles, measured.stopped)
 
 
 def _measure(bench: Bench, clock: Clock, progress: RunProgress) -> Measured:
     footprint = Footprint()
+    progress.show("Serving")
     start_ns = clock.now()
     prefix = bench.process_prefix()
     prefix_ns = None if prefix is None else clock.now() - start_ns
     followers = [RequestSpans(bench.job.loaded.model, bench.workload.shared_prefix), _Shown(progress, bench.planned)]
     with bench.engine(prefix, footprint) as engine:
-        served, is_interrupted = serve(engine, bench.arrivals(), clock, followers)
-    return Measured(served, is_interrupted, footprint.resident, footprint.allocated, prefix_ns, None)
+        served, stopped = serve(engine, bench.arrivals(), clock, followers)
+    return Measured(served, stopped, footprint.resident, footprint.allocated, prefix_ns, None)
 
 
 def _with_isolation(bench: Bench, measured: Measured, tolerance: float | None, progress: RunProgress) -> Measured:
-    """The same with the verdict; without one after an interrupt."""
+    """The same with the verdict; without one when told to end."""
 
     def replay(follower: Follower) -> Sequence[Served]:
         progress.show("Serving the same batches again")
         arrivals = Repeated({one.planned: one.arrival_turn for one in measured.served})
         with bench.engine(bench.process_prefix(), Footprint()) as engine:
-            again, is_interrupted = serve(engine, arrivals, SystemClock(), [follower])
-        if is_interrupted:
-            raise KeyboardInterrupt
+            again, stopped = serve(engine, arrivals, SystemClock(), [follower])
+        if stopped:
+            raise SystemExit(stopped)
         return again
 
     def show(checked: int) -> None:
@@ -115,8 +121,8 @@ def _with_isolation(bench: Bench, measured: Measured, tolerance: float | None, p
 
     try:
         isolation: Isolation = check_isolation(measured.served, bench.alone, replay, tolerance, show)
-    except KeyboardInterrupt:
-        return replace(measured, is_interrupted=True)
+    except (KeyboardInterrupt, SystemExit) as told:
+        return replace(measured, stopped=exit_status(told))
     return replace(measured, isolation=isolation)
 
 

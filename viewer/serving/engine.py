@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
+from kvtrace.tracer.instrument.layers import iter_leaves
 from kvtrace.viewer.errors import CommandError
 from kvtrace.viewer.generation import Job
 from kvtrace.viewer.serving.footprint import Footprint
@@ -47,13 +48,30 @@ def cache_maker(job: Job) -> MakeCaches:
         caches = job.make_cache()
         return make_prompt_cache(job.loaded.model, job.options.max_kv_size) if caches is None else caches
 
-    for cache in make():
-        if not hasattr(cache, "merge"):
-            raise CommandError(
-                f"mlx-lm can't put caches of class {type(cache).__name__} into a batch",
-                "leave out --method, or choose one whose caches it can merge",
-            )
+    for _, cache in iter_leaves(make()):
+        _check_batches(cache)
     return make
+
+
+def _check_batches(cache: Any) -> None:
+    cls = type(cache)
+    merging, updating = _definer(cls, "merge"), _definer(cls, "update_and_fetch")
+    if merging is None or not hasattr(cache, "merge"):  # a class may hide what its base has
+        raise CommandError(
+            f"mlx-lm can't put caches of class {cls.__name__} into a batch",
+            "leave out --method, or choose one whose caches it can merge",
+        )
+    if updating is not None and not issubclass(merging, updating):
+        raise CommandError(
+            f"in a batch, mlx-lm would make plain ones of caches of class {cls.__name__}, which has the merge of "
+            f"{merging.__name__}: no method would be measured",
+            "leave out --method, or choose one whose caches have a merge of their own",
+        )
+
+
+def _definer(cls: type, name: str) -> type | None:
+    """The class that a method comes from."""
+    return next((base for base in cls.__mro__ if name in vars(base)), None)
 
 
 def process_prefix(model: Any, tokens: tuple[int, ...], make_caches: MakeCaches, step_size: int) -> Prefix:
@@ -75,7 +93,7 @@ class BatchEngine:
         self._make_caches, self._prefix, self._footprint = make_caches, prefix, footprint
         self._numbers: dict[int, int] = {}  # by the generator's own number of a request
         if prefix is not None:
-            footprint.watch(prefix.caches)
+            footprint.hold(prefix.caches)
         self._generator = BatchGenerator(
             _watched(model, footprint),
             completion_batch_size=limits.decode_concurrency,
@@ -86,7 +104,7 @@ class BatchEngine:
     def submit(self, planned: Planned) -> None:
         held = () if self._prefix is None else self._prefix.tokens
         caches = self._make_caches() if self._prefix is None else copy.deepcopy(self._prefix.caches)
-        self._footprint.watch(caches)
+        self._footprint.hold(caches)
         prompt = list(planned.prompt[len(held) :])
         (uid,) = self._generator.insert([prompt], [planned.max_tokens], caches=[caches], all_tokens=[list(held)])
         self._numbers[uid] = planned.number

@@ -25,31 +25,55 @@ class Footprint:
     def __init__(self) -> None:
         self.resident: int | None = 0
         self.allocated: int | None = 0
-        self._known: dict[int, tuple[weakref.ref[Any], Leaf]] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._used: dict[int, Leaf] = {}
+        self._waiting: dict[int, Leaf] = {}
+        self._waiting_bytes = [0, 0]
 
     def watch(self, caches: Sequence[Any]) -> None:
+        """Caches that passes write to: each measurement looks at them."""
         for _, cache in iter_leaves(caches):
-            if id(cache) not in self._known:
-                self._known[id(cache)] = self._follow(cache)
+            if id(cache) not in self._used:
+                self._forget(id(cache))
+                self._used[id(cache)] = self._follow(cache)
 
-    def _follow(self, cache: Any) -> tuple["weakref.ref[Any]", Leaf]:
-        key, known = id(cache), self._known
-
-        def forget(_: Any) -> None:
-            known.pop(key, None)
-
-        return weakref.ref(cache, forget), Leaf(0, account_for(type(cache)), 0)
+    def hold(self, caches: Sequence[Any]) -> None:
+        """Caches that stay as they are until others are made of them: looked at now, however many wait."""
+        for _, cache in iter_leaves(caches):
+            leaf = self._waiting[id(cache)] = self._follow(cache)
+            leaf.settle(cache)
+            self._add_waiting(leaf, 1)
 
     def measure(self) -> None:
         """Take the sums of now; looks at shapes and integers only."""
-        leaves = []
-        for reference, leaf in list(self._known.values()):
-            if (cache := reference()) is not None:
+        for key, leaf in list(self._used.items()):  # a cache may be freed at any moment
+            reference = self._references.get(key)
+            if reference is not None and (cache := reference()) is not None:
                 leaf.settle(cache)
-                leaves.append(leaf)
-        self.resident = _higher(self.resident, [leaf.resident for leaf in leaves])
-        self.allocated = _higher(self.allocated, [leaf.allocated for leaf in leaves])
+        resident, allocated = self._waiting_bytes
+        used = list(self._used.values())
+        self.resident = _higher(self.resident, [leaf.resident for leaf in used], resident)
+        self.allocated = _higher(self.allocated, [leaf.allocated for leaf in used], allocated)
+
+    def _follow(self, cache: Any) -> Leaf:
+        key = id(cache)
+        self._references[key] = weakref.ref(cache, lambda _: self._forget(key))
+        return Leaf(0, account_for(type(cache)), 0)
+
+    def _forget(self, key: int) -> None:
+        self._references.pop(key, None)
+        self._used.pop(key, None)
+        if (leaf := self._waiting.pop(key, None)) is not None:
+            self._add_waiting(leaf, -1)
+
+    def _add_waiting(self, leaf: Leaf, sign: int) -> None:
+        if leaf.resident == ABSENT:
+            self.resident = None
+        if leaf.allocated == ABSENT:
+            self.allocated = None
+        self._waiting_bytes[0] += sign * leaf.resident
+        self._waiting_bytes[1] += sign * leaf.allocated
 
 
-def _higher(peak: int | None, sizes: Sequence[int]) -> int | None:
-    return None if peak is None or ABSENT in sizes else max(peak, sum(sizes))
+def _higher(peak: int | None, sizes: Sequence[int], further: int) -> int | None:
+    return None if peak is None or ABSENT in sizes else max(peak, sum(sizes) + further)

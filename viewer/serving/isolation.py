@@ -50,6 +50,11 @@ class Divergence:
     tolerance: float
 
     @property
+    def is_repeatable(self) -> bool:
+        """Whether the same batches again gave the same token."""
+        return self.margin is not None
+
+    @property
     def is_near_tie(self) -> bool:
         """Whether batching arithmetic explains it."""
         if self.margin is None or self.largest_difference is None:

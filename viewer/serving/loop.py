@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from kvtrace.viewer.serving.arrivals import Arrivals
 from kvtrace.viewer.serving.workload import Planned
+from kvtrace.viewer.signals import exit_status
 
 __all__ = ["CANCELLED", "Clock", "Engine", "Follower", "Handed", "Outcome", "Served", "SystemClock", "Turn", "serve"]
 
@@ -99,17 +100,17 @@ class SystemClock:
 
 def serve(
     engine: Engine, arrivals: Arrivals, clock: Clock, followers: Sequence[Follower] = ()
-) -> tuple[list[Served], bool]:
-    """Serve until no more comes: the requests in the order of arrival, and whether an interrupt ended it.
+) -> tuple[list[Served], int]:
+    """Serve until no more comes: the requests in the order of arrival, and 0; when told to end, the status for that.
 
-    However it ends, requests still in flight are cancelled; after an interrupt the engine is not used again.
+    However it ends, requests still in flight are cancelled; after being told to end the engine is not used again.
     """
     loop = _Loop(engine, arrivals, clock, followers)
     try:
         loop.run()
-        return loop.served, False
-    except KeyboardInterrupt:
-        return loop.served, True
+        return loop.served, 0
+    except (KeyboardInterrupt, SystemExit) as told:
+        return loop.served, exit_status(told)
     finally:
         loop.give_up()
 

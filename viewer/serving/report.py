@@ -20,10 +20,13 @@ SCHEMA_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A benchmark that has run. ``isolation`` is None where an interrupt came before it was checked."""
+    """A benchmark that has run, or was told to end: ``stopped`` is the status for that, else 0.
+
+    ``isolation`` is None where that came before it was checked.
+    """
 
     served: Sequence[Served]
-    is_interrupted: bool
+    stopped: int
     resident_bytes: int | None
     allocated_bytes: int | None
     prefix_ns: int | None
@@ -39,7 +42,7 @@ def document_of(workload: Workload, measured: Measured, facts: dict[str, Any]) -
         "schema_version": SCHEMA_VERSION,
         **facts,
         "workload": asdict(workload),
-        "interrupted": measured.is_interrupted,
+        "interrupted": measured.stopped != 0,
         "duration_s": throughput.duration_s,
         "completed": len(completed),
         "cancelled": len(served) - len(completed),
@@ -82,6 +85,7 @@ def _divergence(divergence: "Divergence") -> dict[str, Any]:
         "request": divergence.number,
         "position": divergence.position,
         "is_near_tie": divergence.is_near_tie,
+        "is_repeatable": divergence.is_repeatable,
         "margin": _finite(divergence.margin),
         "largest_difference": _finite(divergence.largest_difference),
         "tolerance": divergence.tolerance,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvtrace.viewer.render.units import ABSENT_TEXT, format_bytes, format_number
+from kvtrace.viewer.render.units import format_bytes, format_number
 
 __all__ = ["describe_violations", "format_bench"]
 
@@ -43,7 +43,7 @@ def describe_violations(document: Mapping[str, Any]) -> list[str]:
 
 def _violation(divergence: Mapping[str, Any]) -> str:
     where = f"request {divergence['request']}, token {divergence['position']}: not the token that it gets alone"
-    if divergence["margin"] is None and divergence["largest_difference"] is None:
+    if not divergence["is_repeatable"]:
         return f"{where}, and the same batches again gave yet another"
     return (
         f"{where}, which is {_exact(divergence['margin'])} likelier there; log probabilities differ by up to "
@@ -107,4 +107,4 @@ def _isolation(isolation: Mapping[str, Any] | None) -> str:
 
 
 def _exact(value: float | None) -> str:
-    return ABSENT_TEXT if value is None else f"{value:.3g}"
+    return "inf" if value is None else f"{value:.3g}"

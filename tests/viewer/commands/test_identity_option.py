@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from mlx_lm.models.cache import save_prompt_cache as save_without_identity
 from model_folders import write_tiny_llama
 
 from kvtrace import CacheIdentity, identify
+from kvtrace.tracer import identity
 from kvtrace.tracer.models import LoadedModel, load_model, prepare_prompt
 from kvtrace.tracer.prompt_caches import save_prompt_cache
 from kvtrace.viewer.read import open_trace
@@ -88,15 +89,50 @@ def test_a_trace_says_whose_caches_it_shows(options: list[str], method: str, run
     assert lines == [f"identity        {short(expected)}"]
 
 
-@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
-def test_in_every_format(name: str, run: Run) -> None:
-    run("record", "-m", "1", "--quiet", "-o", name)
-    assert written(name) == of_demo()
+RECORDING = {
+    "record": ["record", "-p", "hi", "-m", "1", "--quiet"],
+    "profile": ["profile", "--prompt-tokens", "2", "-m", "1", "--quiet"],
+    "compare": ["compare", "--prompt-tokens", "2", "-m", "1", "--repeat", "1"],
+    "bench": ["bench", "--num-prompts", "2", "--prompt-tokens", "2", "-m", "1", "--quiet"],
+}
 
 
-def test_a_profile_s_trace_says_it_too(run: Run) -> None:
-    run("profile", "-m", "1", "--quiet", "--tenant", "alice", "-o", "run.pftrace")
-    assert written("run.pftrace") == of_demo(tenant="alice")
+@pytest.mark.parametrize("suffix", [".pftrace", ".json", ".json.gz", ".jsonl"])
+@pytest.mark.parametrize("command", RECORDING)
+def test_of_every_command_in_every_format(command: str, suffix: str, run: Run) -> None:
+    result = run(*RECORDING[command], "--tenant", "alice", "-o", f"run{suffix}")
+    assert result.exit_code == 0, result.stderr
+    assert written(f"run{suffix}") == of_demo(tenant="alice")
+
+
+@pytest.mark.parametrize(
+    ("command", "times"),
+    [
+        *((arguments, 1) for arguments in RECORDING.values()),
+        (["compare", "--prompt-tokens", "2", "-m", "1", "--repeat", "1", "--against", "rotating"], 1),
+        (["record", "--baseline", "-m", "1", "--quiet"], 1),
+        (["sweep", "--prompt-tokens", "2,3", "-m", "1,2", "--repeat", "1"], 0),  # it leaves no trace
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_the_weights_are_read_once_a_load(
+    command: list[str], times: int, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_llama(Path("tiny"))
+    read: list[list[str]] = []
+    original = identity.fingerprint_files
+
+    def fingerprint_files(paths: Iterable[Path]) -> str:
+        found = list(paths)
+        read.append([path.name for path in found])
+        return original(found)
+
+    monkeypatch.setattr(identity, "fingerprint_files", fingerprint_files)
+    output = ["-o", "run.pftrace"] if command[0] != "sweep" else []
+    result = run(*command, "--model", "./tiny", *output)
+    assert result.exit_code == 0, result.stderr
+    assert read.count(["model.safetensors"]) == times
+    assert len(read) == 2 * times  # those of the tokenizer too
 
 
 def test_a_trace_without_an_identity_has_no_such_line(trace: Path, run: Run) -> None:

@@ -6,15 +6,18 @@ from typing import Any
 import architectures
 import mlx.core as mx
 import pytest
+from broken_caches import BROKEN, OffByOne
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 
 from kvtrace.tracer.models import LoadedModel, load_model
 from kvtrace.tracer.work import LayerShape, Work, Workload
 from kvtrace.viewer.compare.counts import Counts
+from kvtrace.viewer.compare.document import document_of
 from kvtrace.viewer.compare.run import Comparison, compare_paths, make_paths, make_prompts
 from kvtrace.viewer.compare.shapes import find_shapes
 from kvtrace.viewer.read import open_trace
 from kvtrace.viewer.reduce.check import check_trace
+from kvtrace.viewer.render.compare import layers_in_words, lines_of_comparison
 
 LAYERS = 4
 
@@ -33,7 +36,7 @@ def compared(demo: LoadedModel, make: Any, load: Workload, tolerance: float = 1e
 CACHES: dict[str, tuple[Any, float]] = {
     "kv": (KVCache, 1e-3),
     "rotating": (lambda: RotatingKVCache(max_size=64, keep=4), 1e-3),
-    "quantized": (lambda: QuantizedKVCache(64, 8), 1 / 32),
+    "quantized": (lambda: QuantizedKVCache(64, 8), 1 / 16),
 }
 
 
@@ -54,40 +57,7 @@ def test_tokens_are_identical_and_every_count_equals_its_prediction(
     assert (found.query_heads, found.kv_heads) == (4, 2)
 
 
-class OffByOne(KVCache):
-    """Says that it is one position further than it is: rotary positions shift."""
-
-    @property
-    def offset(self) -> int:
-        return self._offset + (1 if self._offset else 0)
-
-    @offset.setter
-    def offset(self, value: int) -> None:
-        self._offset = value
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
-        held = self.keys
-        self.keys = keys if held is None else mx.concatenate([held, keys], axis=2)
-        self.values = values if held is None else mx.concatenate([self.values, values], axis=2)
-        self._offset += keys.shape[2]
-        return self.keys, self.values
-
-
-class Stale(KVCache):
-    """Hands out the values of the prompt's last token for every later one."""
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
-        if self.values is not None:
-            values = mx.broadcast_to(self.values[..., self.offset - 1 : self.offset, :], values.shape)
-        return super().update_and_fetch(keys, values)
-
-
-class Nan(KVCache):
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
-        return super().update_and_fetch(keys, values * mx.nan)
-
-
-@pytest.mark.parametrize("make", [OffByOne, Stale, Nan, lambda: RotatingKVCache(max_size=5)])
+@pytest.mark.parametrize("make", [*BROKEN, lambda: RotatingKVCache(max_size=5)])
 def test_a_cache_that_is_wrong_is_caught_and_not_timed(demo: LoadedModel, make: Any) -> None:
     found = compared(demo, make, Workload(9, 7))
     assert not found.equivalence.is_equivalent
@@ -105,6 +75,19 @@ def test_a_count_that_is_not_the_predicted_one_is_an_error() -> None:
     assert Counts({0: Work(1)}, None, "no formula").to_dict()["equals_prediction"] is None
 
 
+def test_layers_whose_attention_is_not_seen_have_no_counts_of_it() -> None:
+    """Every second layer of this model attends by code of its own."""
+    model, load = architectures.build("phi3small"), Workload(9, 2)
+    loaded = LoadedModel(model, None, "own code", "own code", False, None)
+    paths = make_paths(model, None, ("cached", lambda: list(make_prompt_cache(model))), 2048)
+    found = compare_paths(loaded, paths, mx.arange(9)[None], load, tolerance=1e-3, repetitions=1)
+    layers = found.counts[1].layers
+    assert [layers[i].projected_rows for i in range(4)] == [None, 10, None, 10]
+    assert [layers[i].bytes_read is None for i in range(4)] == [True, False, True, False]
+    assert len({layers[i].bytes_written for i in range(4)}) == 1
+    assert found.counts[1].total.projected_rows is None
+
+
 def test_the_recording_holds_both_paths_side_by_side(demo: LoadedModel, tmp_path: Path) -> None:
     path = tmp_path / "both.pftrace"
     load = Workload(5, 4)
@@ -119,6 +102,24 @@ def test_the_recording_holds_both_paths_side_by_side(demo: LoadedModel, tmp_path
     assert forwards == {"demo · uncached": [5, 6, 7, 8], "demo · cached": [5, 1, 1, 1]}
     assert trace.metadata["max_tokens"] == 4
     assert found.holds
+
+
+def test_the_memory_of_one_path_has_nothing_of_the_other(demo: LoadedModel) -> None:
+    class Heavy(KVCache):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ballast = mx.zeros((10_000_000,), mx.uint8)
+            mx.eval(self.ballast)
+
+    found = compared(demo, Heavy, Workload(3, 2))
+    assert found.memory is not None
+    without, with_caches = found.memory
+    ballast = LAYERS * 10_000_000
+    grown = [memory["mlx_active_after_bytes"] - memory["mlx_active_before_bytes"] for memory in found.memory]
+    assert grown[0] < 1_000_000
+    assert ballast < grown[1] < ballast + 2_000_000
+    assert with_caches["mlx_active_after_bytes"] - without["mlx_active_after_bytes"] > ballast
+    assert with_caches["mlx_peak_bytes"] - without["mlx_peak_bytes"] > ballast - 1_000_000
 
 
 def test_two_caches_against_each_other_are_measured_whatever_differs(demo: LoadedModel) -> None:
@@ -171,6 +172,39 @@ def test_counts_of_other_architectures_equal_their_predictions(name: str) -> Non
     assert all(counts.predicted is not None for counts in found.counts), [counts.why_not for counts in found.counts]
     assert found.mismatches == []
     assert found.holds
+
+
+def test_layers_that_do_the_same_share_a_line() -> None:
+    """Every second layer of this model has a window of 4."""
+    model, load = architectures.build("gpt_oss"), Workload(9, 2)
+    loaded = LoadedModel(model, None, "windows", "windows", False, None)
+    paths = make_paths(model, None, ("cached", lambda: list(make_prompt_cache(model))), 2048)
+    found = compare_paths(loaded, paths, mx.arange(9)[None], load, tolerance=1e-3, repetitions=1)
+    facts = {"model": "windows", "dtype": "float32", "method": None, "against": None, "repetitions": 1}
+    lines = lines_of_comparison(document_of(found, facts))
+    table = [line.split("  ") for line in lines[lines.index("") :] if line.startswith(("uncached, ", "cached, "))]
+    rows = {parts[0]: [part.strip() for part in parts[1:] if part.strip()][:2] for parts in table}
+    windowed = [[min(position + 1, 4) for position in range(n)] for n in (9, 10)]
+    assert rows == {
+        "uncached, layers 0, 2": ["19", str(sum(map(sum, windowed)))],
+        "uncached, layers 1, 3": ["19", str(45 + 55)],
+        "cached, layers 0, 2": ["10", str(sum(windowed[1]))],
+        "cached, layers 1, 3": ["10", "55"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([0], "layer 0"),
+        ([0, 1, 2, 3], "layers 0–3"),
+        ([0, 1, 3, 5, 6], "layers 0–1, 3, 5–6"),
+        ([0, 2, 4, 6, 8], "layers 0, 2, 4, … (5)"),
+        ([None], "of an unknown layer"),
+    ],
+)
+def test_layers_in_words(numbers: list[int | None], text: str) -> None:
+    assert layers_in_words(numbers) == text
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,9 @@ class Scripted:
         self._clock.now_ns += next(self._steps) * 1_000_000
         return mx.array([[0.0, 1.0]])
 
+    def end(self) -> None:
+        raise AssertionError("times need no end")
+
 
 def test_repetitions_are_interleaved_and_the_first_does_not_count() -> None:
     clock, log, progress = Clock(), [], []
@@ -67,6 +70,9 @@ def test_memory_counts_what_a_path_keeps() -> None:
             self.kept = mx.zeros((1 << 20,), mx.int8)
             mx.eval(self.kept)
             return mx.array([[0.0, 1.0]])
+
+        def end(self) -> None:
+            self.kept = None
 
     memory = measure_memory(Keeping(), mx.zeros((1, 1), mx.int32), 2)
     grown = memory["mlx_active_after_bytes"] - memory["mlx_active_before_bytes"]

@@ -92,6 +92,23 @@ def test_dotted_lines_end_where_a_curve_does_and_grow_by_a_power() -> None:
     }
 
 
+def test_heights_are_labelled_as_in_tables_however_close_they_are() -> None:
+    figure = draw_sweep(document([row("own", 1, 4, 4, 20_000), row("own", 1, 4, 8, 60_000)]))
+    figure.canvas.draw()
+    for axes, expected in zip(
+        figure.axes,
+        [
+            ["10,000", "100,000", "1,000,000"],
+            ["100,000", "1,000,000", "10,000,000"],
+            ["20.0 KB", "50.0 KB"],
+        ],
+        strict=True,
+    ):
+        low, high = axes.get_ylim()
+        shown = [label for label in axes.get_yticklabels(which="both") if low <= label.get_position()[1] <= high]
+        assert [label.get_text() for label in shown if label.get_text()] == expected
+
+
 def test_rows_that_do_not_hold_are_left_out_and_the_title_says_so() -> None:
     rows = [row("own", 1, 4, 4, 10), row("own", 1, 4, 8, 20), row("own", 1, 4, 16, 40, holds=False)]
     figure = draw_sweep(document(rows))

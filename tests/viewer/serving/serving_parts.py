@@ -25,8 +25,9 @@ class FakeClock:
 class FakeEngine:
     """Takes ``slots`` prompts a turn, finishes them in it, and makes a token of each request in every later turn."""
 
-    def __init__(self, clock: FakeClock, slots: int = 1, interrupted_in: int | None = None) -> None:
-        self._clock, self._slots, self._interrupted_in = clock, slots, interrupted_in
+    def __init__(self, clock: FakeClock, slots: int = 1, told_in: tuple[int, BaseException] | None = None) -> None:
+        """``told_in``: the turn that raises, and what."""
+        self._clock, self._slots, self._told_in = clock, slots, told_in
         self._waiting: list[Planned] = []
         self._made: dict[int, int] = {}
         self._wanted: dict[int, int] = {}
@@ -38,8 +39,8 @@ class FakeEngine:
         self._waiting.append(planned)
 
     def take_turn(self) -> Turn:
-        if len(self.calls) + 1 == self._interrupted_in:
-            raise KeyboardInterrupt
+        if self._told_in is not None and len(self.calls) + 1 == self._told_in[0]:
+            raise self._told_in[1]
         self._clock.now_ns += 10 * MS
         self.calls.append(tuple(self._made))
         handed = [self._make(number) for number in list(self._made)]

@@ -77,6 +77,7 @@ def test_a_near_tie_is_batching_arithmetic() -> None:
 def test_anything_else_is_a_violation(batched: list[list[float]], tokens: list[int], expected: Divergence) -> None:
     found = verdict(batched, tokens)
     assert found.violations == found.divergences == [expected]
+    assert expected.is_repeatable
 
 
 def test_tokens_that_no_model_says_are_equal_in_both() -> None:
@@ -92,6 +93,7 @@ def test_tokens_that_no_model_says_are_equal_in_both() -> None:
 def test_other_tokens_in_the_repeated_run_are_a_violation() -> None:
     found = verdict([[-1.0, -2.0, -9.0], [-0.75, -0.8125, -9.0]], [0, 1], again=[0, 0])
     assert found.violations == [Divergence(1, 1, None, None, 0.125)]
+    assert not found.violations[0].is_repeatable
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(mx.float32, 0.001), (mx.float16, 0.1), (mx.bfloat16, 0.5)])

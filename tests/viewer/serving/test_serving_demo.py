@@ -1,7 +1,8 @@
 """The demo model served by mlx-lm's batch generator: whole, isolated, and recorded as it was."""
 
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from kvtrace.viewer.reduce.check import check_trace
 from kvtrace.viewer.serving.bench import Bench, BenchRun, run_bench
 from kvtrace.viewer.serving.workload import Workload
 
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+LATENCIES = ("queue", "prefill", "decode", "ttft", "tpot", "itl", "e2el")
 KV_BYTES_A_TOKEN = 4 * 2 * 2 * 64 * 4  # layers, heads, keys and values, head size, float32
 WORKLOAD = Workload(num_prompts=16, prompt_tokens=24, max_tokens=10, max_concurrency=4, seed=5)
 
@@ -83,6 +86,53 @@ def test_all_complete_isolated_and_times_add_up(concurrency: int, suffix: str, t
     assert max(accumulate(by for _, by in changes)) == concurrency
 
 
+def percentile(values: list[float], percent: int) -> float:
+    """Between the two nearest values, in proportion."""
+    place = (len(values) - 1) * percent / 100
+    below = sorted(values)[floor(place)]
+    above = sorted(values)[ceil(place)]
+    return below + (above - below) * (place - floor(place))
+
+
+def test_every_figure_follows_from_the_rows_of_the_trace(tmp_path: Path) -> None:
+    """By the definitions of serving benchmarks, worked out from what was recorded: cancelled requests do not count."""
+    path = tmp_path / "bench.pftrace"
+    found = bench(replace(WORKLOAD, cancel_share=0.25), path).document
+    cancelled = {number for number, said in details_of(path).items() if "cancelled" in said[FINISH_REASONS]}
+    assert len(cancelled) == 4
+    operations = operations_of(list(open_trace(path).batches()))
+    requests = by_request(operations, Kind.REQUEST)
+    times: dict[str, list[float]] = {name: [] for name in LATENCIES}
+    for number in requests.keys() - cancelled:
+        for kind in (Kind.QUEUE, Kind.PREFILL, Kind.DECODE):
+            span = by_request(operations, kind)[number]
+            times[kind.name.lower()].append((span.end_ns - span.start_ns) / 1e6)
+        request = requests[number]
+        tokens = [one.end_ns / 1e6 for one in operations if one.kind is Kind.TOKEN and one.request == number]
+        assert len(tokens) == 10
+        times["ttft"].append(tokens[0] - request.start_ns / 1e6)
+        times["tpot"].append((tokens[-1] - tokens[0]) / 9)
+        times["itl"] += [after - before for before, after in pairwise(tokens)]
+        times["e2el"].append((request.end_ns - request.start_ns) / 1e6)
+    assert {name: len(values) for name, values in times.items()} == dict.fromkeys(LATENCIES, 12) | {"itl": 12 * 9}
+    for name, values in times.items():
+        expected = {"mean": sum(values) / len(values)} | {f"p{n}": percentile(values, n) for n in (50, 90, 99)}
+        assert found[f"{name}_ms"] == pytest.approx(expected, rel=1e-6), name
+    first = min(request.start_ns for request in requests.values())
+    seconds = (max(request.end_ns for request in requests.values()) - first) / 1e9
+    assert found["duration_s"] == pytest.approx(seconds, rel=1e-9)
+    rates = [found[f"{name}_throughput"] for name in ("request", "output", "total_token")]
+    assert rates == pytest.approx([12 / seconds, 12 * 10 / seconds, 12 * (24 + 10) / seconds], rel=1e-9)
+
+
+def test_the_peak_of_one_at_a_time_is_that_of_its_last_pass(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    found = bench(replace(WORKLOAD, max_concurrency=1, num_prompts=2), path).document
+    passes = [one for one in operations_of(list(open_trace(path).batches())) if one.kind is Kind.FORWARD]
+    peaks = {"resident": max(one.resident for one in passes), "allocated": max(one.allocated for one in passes)}
+    assert found["peak_kv_bytes"] == peaks == {"resident": KV_BYTES_A_TOKEN * 34, "allocated": KV_BYTES_A_TOKEN * 256}
+
+
 def test_a_shared_prefix_is_processed_once_and_changes_no_token(tmp_path: Path) -> None:
     path = tmp_path / "bench.pftrace"
     run = bench(replace(WORKLOAD, shared_prefix=20), path)
@@ -123,5 +173,5 @@ def test_cancelled_requests_are_reported_and_traced_as_such(tmp_path: Path) -> N
     assert all(one["ttft_ms"] is not None for one in found["requests"] if one["output_tokens"])
     trace = open_trace(path)
     assert check_trace(trace).faults == []
-    reasons = {number: found["gen_ai.response.finish_reasons"] for number, found in details_of(path).items()}
+    reasons = {number: found[FINISH_REASONS] for number, found in details_of(path).items()}
     assert reasons == {number: '["cancelled"]' if number in cancelled else '["length"]' for number in range(16)}

@@ -1,5 +1,6 @@
 """The serving loop against a clock that only its engine moves: every moment is known beforehand."""
 
+import pytest
 from serving_parts import MS, FakeClock, FakeEngine, planned
 
 from kvtrace.viewer.serving.arrivals import ClosedLoop, OpenLoop, Repeated
@@ -14,8 +15,8 @@ def moments(served: Served) -> tuple[list[float | None], list[float]]:
 
 def test_a_closed_loop_sends_a_request_when_one_has_ended() -> None:
     clock = FakeClock()
-    served, is_interrupted = serve(FakeEngine(clock), ClosedLoop(planned(3), 2), clock)
-    assert not is_interrupted
+    served, stopped = serve(FakeEngine(clock), ClosedLoop(planned(3), 2), clock)
+    assert stopped == 0
     assert [moments(one) for one in served] == [
         ([0, 0, 10, 30], [20, 30]),
         ([0, 10, 20, 40], [30, 40]),
@@ -63,17 +64,33 @@ def test_a_request_is_cancelled_after_its_tokens_or_before_any() -> None:
     ]
 
 
-def test_an_interrupt_cancels_what_is_in_flight_and_asks_the_engine_for_nothing_more() -> None:
+@pytest.mark.parametrize(("told", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_who_is_told_to_end_cancels_what_is_in_flight_and_asks_the_engine_for_nothing_more(
+    told: BaseException, status: int
+) -> None:
     clock = FakeClock()
-    engine = FakeEngine(clock, interrupted_in=4)
-    served, is_interrupted = serve(engine, ClosedLoop(planned(9), 2), clock)
-    assert is_interrupted
+    engine = FakeEngine(clock, told_in=(4, told))
+    served, stopped = serve(engine, ClosedLoop(planned(9), 2), clock)
+    assert stopped == status
     assert engine.cancelled == []
     assert [(moments(one), one.outcome) for one in served] == [
         (([0, 0, 10, 30], [20, 30]), Outcome.COMPLETED),
         (([0, 10, 20, 30], [30]), Outcome.CANCELLED),
         (([30, None, None, 30], []), Outcome.CANCELLED),
     ]
+
+
+def test_an_engine_that_fails_leaves_no_request_open() -> None:
+    ended: list[tuple[int, str]] = []
+
+    class Ear(Follower):
+        def ended(self, served: Served, reason: str) -> None:
+            ended.append((served.planned.number, reason))
+
+    clock = FakeClock()
+    with pytest.raises(ZeroDivisionError):
+        serve(FakeEngine(clock, told_in=(2, ZeroDivisionError())), ClosedLoop(planned(9), 2), clock, [Ear()])
+    assert ended == [(0, "cancelled"), (1, "cancelled")]
 
 
 def test_followers_hear_of_everything_in_order() -> None:

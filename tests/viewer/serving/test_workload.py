@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import exp, sqrt
 
 import pytest
 
@@ -39,20 +40,44 @@ def test_every_prompt_there_is_can_be_asked_for_and_no_more() -> None:
         plan(Workload(10, 2, 1, max_concurrency=1), [1, 2, 3])
 
 
-def test_arrivals_are_a_poisson_process() -> None:
-    def offsets(seed: int) -> list[int]:
-        planned = plan(Workload(2001, 4, 1, request_rate=20.0, seed=seed), VOCABULARY)
-        return [one.offset_ns for one in planned if one.offset_ns is not None]
+def offsets(seed: int, rate: float = 20.0) -> list[float]:
+    """Seconds after the first arrival."""
+    planned = plan(Workload(2001, 4, 1, request_rate=rate, seed=seed), VOCABULARY)
+    return [one.offset_ns / 1e9 for one in planned if one.offset_ns is not None]
 
-    found = offsets(0)
-    assert found == offsets(0) != offsets(1)
+
+def test_a_seed_decides_when_requests_come() -> None:
+    assert offsets(0) == offsets(0) != offsets(1)
+    assert offsets(0, rate=40.0) == pytest.approx([offset / 2 for offset in offsets(0)], abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_arrivals_are_a_poisson_process(seed: int) -> None:
+    """Gaps of exponential length, each of its own, so that the numbers of arrivals in equal times vary like their mean.
+
+    Each bound is what one process in a thousand exceeds.
+    """
+    found, rate = offsets(seed), 20.0
     assert (found[0], len(found)) == (0, 2001)
     gaps = [after - before for before, after in pairwise(found)]
-    assert min(gaps) >= 0
-    assert sum(gaps) / len(gaps) == pytest.approx(1e9 / 20, rel=0.1)  # the mean of 2,000 is off by 2% as a rule
-    # In an exponential distribution the mean is longer than 1 - 1/e of all gaps.
-    shorter = sum(gap < 1e9 / 20 for gap in gaps) / len(gaps)
-    assert shorter == pytest.approx(1 - 2.718281828**-1, abs=0.04)
+    count = len(gaps)
+    steps = [(place / count, 1 - exp(-rate * gap)) for place, gap in enumerate(sorted(gaps))]
+    farthest = max(max(share + 1 / count - expected, expected - share) for share, expected in steps)
+    assert farthest < 1.95 / sqrt(count)  # Kolmogorov and Smirnov
+    ranks = {gap: rank for rank, gap in enumerate(sorted(gaps))}
+    assert abs(correlation([ranks[gap] for gap in gaps])) < 3.3 / sqrt(count)
+    seconds = int(found[-1])
+    numbers = [sum(second <= offset < second + 1 for offset in found) for second in range(seconds)]
+    mean = sum(numbers) / seconds
+    dispersion = sum((number - mean) ** 2 for number in numbers) / mean / (seconds - 1)
+    assert dispersion == pytest.approx(1, abs=3.3 * sqrt(2 / (seconds - 1)))
+
+
+def correlation(values: list[int]) -> float:
+    """Of each value with the one after it."""
+    mean = sum(values) / len(values)
+    together = sum((one - mean) * (other - mean) for one, other in pairwise(values))
+    return together / sum((value - mean) ** 2 for value in values)
 
 
 def test_a_share_of_the_requests_is_cancelled_before_the_last_token() -> None:

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvtrace.exporters.chrome_json import quoted
-from kvtrace.exporters.layout import FORWARD_RANK, SLOT_RANK, TAIL_RANK, TRACKS_PER_LAYER, UNASSIGNED_RANK, Track
+from kvtrace.exporters.layout import (
+    FORWARD_RANK,
+    LAYER_RANK,
+    SLOT_RANK,
+    TAIL_RANK,
+    TRACKS_PER_LAYER,
+    UNASSIGNED_RANK,
+    Track,
+)
 
 __all__ = ["ChromeTracks"]
 
@@ -99,6 +107,7 @@ def _row_below_forward(rank: int) -> int:
         return _TAIL
     if rank >= UNASSIGNED_RANK:
         return _UNASSIGNED
-    first, stop = (_SLOTS, _UNASSIGNED) if rank >= SLOT_RANK else (_LAYERS, _SLOTS)
-    place, within = divmod(rank % SLOT_RANK, TRACKS_PER_LAYER)
+    is_layer = rank < SLOT_RANK
+    first, stop = (_LAYERS, _SLOTS) if is_layer else (_SLOTS, _UNASSIGNED)
+    place, within = divmod(rank - (LAYER_RANK if is_layer else SLOT_RANK), TRACKS_PER_LAYER)
     return min(first + place * _ROWS_PER_LAYER + min(within, _ROWS_PER_LAYER - 1), stop - 1)

@@ -1,5 +1,5 @@
-"""Counter samples: totals at the end of every forward pass, the rate at which a request hands out tokens, and how many
-requests wait and run, of those that queue."""
+"""Counter samples: what every forward pass takes in, totals at its end, the rate at which a request hands out tokens,
+and how many requests wait and run, of those that queue."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ __all__ = ["Counters", "Samples", "Totals"]
 
 _PLACES: Final = [INDEX[column] for column in MEMORY_COUNTERS]
 _START, _END = INDEX["start_ns"], INDEX["end_ns"]
+_TAKEN_IN: Final = [INDEX[column] for column in ("start_ns", "model", "thread", "tokens", "batch")]
 _REMEMBERED: Final = 1024
 
 Samples = dict[Track, list[tuple[int, float]]]
@@ -48,7 +49,16 @@ class Counters:
         passes = rows[(kinds == Kind.FORWARD) & (rows[:, _END] != ABSENT)]
         totals = [self._totals(alike, strings) for alike in _alike(passes)]
         samples = self._rates(rows[kinds == Kind.TOKEN], strings) | self._counts(rows, strings)
-        return [total for total in totals if total.columns], samples
+        return [total for total in totals if total.columns], samples | self._tokens(passes, strings)
+
+    def _tokens(self, passes: Rows, strings: Sequence[str]) -> Samples:
+        """From the moment that a pass begins: without a cache a staircase, with one a line."""
+        samples: Samples = {}
+        for start_ns, model, thread, tokens, batch in passes[:, _TAKEN_IN].tolist():
+            if ABSENT not in (tokens, batch):
+                track = self.layout.tokens(_text(model, strings), _text(thread, strings))
+                samples.setdefault(track, []).append((start_ns, float(tokens * batch)))
+        return samples
 
     def _counts(self, rows: Rows, strings: Sequence[str]) -> Samples:
         return {

@@ -1,7 +1,7 @@
 """Tracks: what is shown where, under which name and in which order. Decided here once, for every format.
 
 Per model one root, which carries its requests; below it the counters (memory, requests waiting and running where any
-queued, tokens a second), then ``forward`` with the layers as children.
+queued, tokens a second), then ``forward`` with the tokens that each pass takes in and the layers as children.
 A second thread has a ``forward`` of its own. Spans that would overlap on a track go to further lanes of it, tracks
 with the same name, parent and rank, which the Perfetto UI draws as one.
 """
@@ -14,6 +14,7 @@ __all__ = [
     "DEFAULT_ROOT",
     "FOREIGN_ROOT",
     "FORWARD_RANK",
+    "LAYER_RANK",
     "MEMORY_COUNTERS",
     "REQUEST_COUNTERS",
     "SLOT_RANK",
@@ -53,8 +54,9 @@ _SCALES: Final = {
 _REQUESTS_RANK, _RATE_RANK = 1, 2
 FORWARD_RANK: Final = 3
 
-# Ranks are 32-bit: layers in order, then slots without a layer, then operations without a slot, then the tail.
+# Ranks are 32-bit: tokens, layers in order, slots without a layer, operations without a slot, the tail.
 TRACKS_PER_LAYER: Final = 64
+LAYER_RANK: Final = 1
 SLOT_RANK: Final = 1 << 28
 UNASSIGNED_RANK: Final = 1 << 29
 TAIL_RANK: Final = 1 << 30
@@ -115,6 +117,10 @@ class Layout:
         name = "forward" + self._thread_suffix(model, thread)
         return self._track(("forward", model, thread, lane), name, self.root(model), rank)
 
+    def tokens(self, model: str | None, thread: str | None) -> Track:
+        """Counter of what each forward pass takes in, over all sequences."""
+        return self._track(("tokens", model, thread), "tokens", self.forward(model, thread), unit="tokens")
+
     def tail(self, model: str | None, thread: str | None, lane: int = 0) -> Track:
         name = "tail" + self._thread_suffix(model, thread)
         return self._track(("tail", model, thread, lane), name, self.forward(model, thread), TAIL_RANK)
@@ -164,7 +170,8 @@ def _layer_name(slot: str | None, layer: int | None, number: int) -> str:
 
 def _layer_rank(slot: str | None, layer: int | None, number: int) -> int:
     if layer is not None:
-        return min(max(layer, 0) * TRACKS_PER_LAYER + min(number, TRACKS_PER_LAYER - 1), SLOT_RANK - 1)
+        within = min(number, TRACKS_PER_LAYER - 1)
+        return min(LAYER_RANK + max(layer, 0) * TRACKS_PER_LAYER + within, SLOT_RANK - 1)
     if slot is None:
         return UNASSIGNED_RANK
     place, _, leaf = slot.partition(".")

@@ -103,6 +103,6 @@ def test_tracks_are_named_and_ordered(recorded: Recorded) -> None:
     memory = ["memory", "resident", "allocated", "fp16 baseline", "MLX active", "MLX peak", "MLX cache"]
     layers = [f"layer {layer:02d}" for layer in range(LAYERS)]
     titles = recorded.trace.track_titles()
-    own = ["SmolLM2-135M-Instruct", *memory, "process resident", "tokens/s", "forward", *layers]
+    own = ["SmolLM2-135M-Instruct", *memory, "process resident", "tokens/s", "forward", "tokens", *layers]
     start = titles.index(own[0])
     assert [title for title in titles[start:] if title != "tail"] == own

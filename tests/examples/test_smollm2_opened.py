@@ -15,7 +15,15 @@ from kvtrace.tracer.models import load_model
 
 ROWS = [
     *["System", "SmolLM2-135M-Instruct", "memory", "resident", "allocated", "fp16 baseline", "MLX active", "MLX peak"],
-    *["MLX cache", "process resident", "tokens/s", "forward", *(f"layer {layer:02d}" for layer in range(30)), "tail"],
+    *[
+        "MLX cache",
+        "process resident",
+        "tokens/s",
+        "forward",
+        "tokens",
+        *(f"layer {layer:02d}" for layer in range(30)),
+        "tail",
+    ],
 ]
 
 

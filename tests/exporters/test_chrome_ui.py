@@ -96,8 +96,8 @@ def test_rows_are_ordered_and_named_as_designed(tmp_path: Path, perfetto_ui: Per
     last = ["slot 03.1 500031", "unassigned 900000", "tail 950000", "layer 03 · other 1000130"]
     with perfetto_ui.open(write(session, tmp_path / "run.json", model="SmolLM2-135M")) as trace:
         rows = trace.rows_of_group("SmolLM2-135M 1")
-    assert rows[:-10] == ["requests 1", "forward 40", *layers, *last]
-    assert {row.partition(" ")[0] for row in rows[-10:]} == {"decode", "memory", "requests"}
+    assert rows[:-11] == ["requests 1", "forward 40", *layers, *last]
+    assert {row.partition(" ")[0] for row in rows[-11:]} == {"decode", "forward", "memory", "requests"}
 
 
 def test_counters_hold_the_totals_of_each_forward_pass(tmp_path: Path, perfetto_ui: PerfettoUi) -> None:
@@ -109,6 +109,7 @@ def test_counters_hold_the_totals_of_each_forward_pass(tmp_path: Path, perfetto_
     expected = [("decode tokens/s", end + 900, 1e9 / 130_000) for end in ends[1:]]
     expected += [("requests waiting", 900, 1.0), ("requests waiting", 950, 0.0)]
     expected += [("requests running", 950, 1.0), ("requests running", 651_000, 0.0)]
+    expected += [("forward tokens", 990 + 130_000 * step, 1.0) for step in range(5)]
     for step, end in enumerate(ends):
         size = 192 * (64 + step) * 3
         samples = {

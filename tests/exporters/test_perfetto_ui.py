@@ -99,6 +99,7 @@ def test_tracks_are_ordered_as_designed(opened: OpenedTrace) -> None:
         "running",
         "tokens/s",
         "forward",
+        "tokens",
         "layer 00",
         "layer 01",
         "layer 02",
@@ -114,6 +115,7 @@ def test_counters_hold_the_totals_of_each_forward_pass(opened: OpenedTrace) -> N
     ends = [121_000 + 130_000 * step for step in range(5)]
     expected = [("tokens/s", end + 900, 1e9 / 130_000) for end in ends[1:]]
     expected += [("waiting", 900, 1.0), ("waiting", 950, 0.0), ("running", 950, 1.0), ("running", 651_000, 0.0)]
+    expected += [("tokens", 990 + 130_000 * step, 1.0) for step in range(5)]
     for step, end in enumerate(ends):
         size = 192 * (64 + step) * 3
         samples = {

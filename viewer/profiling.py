@@ -124,7 +124,8 @@ def _layer(layer: LayerProfile, claim: Claim, held: Held) -> dict[str, Any]:
         "bytes_written": layer.bytes_written,
         "bytes_read": layer.bytes_read,
         "bytes_copied": layer.bytes_copied,
-        **_peaks(layer),
+        "peak_memory_bytes": layer.peak_memory_bytes,
+        "allocated_peak_bytes": layer.allocated_peak_bytes,
         "fp16_baseline_bytes": layer.fp16_baseline_bytes,
         "compression_ratio": layer.compression_ratio,
         "claimed_bytes": claim.claimed_bytes,
@@ -132,20 +133,13 @@ def _layer(layer: LayerProfile, claim: Claim, held: Held) -> dict[str, Any]:
     }
 
 
-def _peaks(layer: LayerProfile) -> dict[str, int | None]:
-    """None where tokens went in and no array was seen: the cache keeps them where no one can look."""
-    if layer.n_compute_calls and not layer.peak_memory_bytes:
-        return {"peak_memory_bytes": None, "allocated_peak_bytes": layer.allocated_peak_bytes or None}
-    return {"peak_memory_bytes": layer.peak_memory_bytes, "allocated_peak_bytes": layer.allocated_peak_bytes}
-
-
 def _summary(report: ProfileReport) -> dict[str, Any]:
-    peaks = [_peaks(layer) for layer in report.layers]
     return {
         "total_latency_ms": sum(layer.compute_ms_total for layer in report.layers),
         "total_tokens": report.total_tokens,
         "tokens_per_second": report.tokens_per_sec,
         "total_bytes_written": report.total_bytes_written,
-        **{name: sum_or_none(peak[name] for peak in peaks) for name in ("peak_memory_bytes", "allocated_peak_bytes")},
+        "peak_memory_bytes": report.total_memory_bytes,
+        "allocated_peak_bytes": sum_or_none(layer.allocated_peak_bytes for layer in report.layers),
         "mean_compression_ratio": report.overall_compression_ratio,
     }

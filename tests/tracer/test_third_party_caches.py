@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, _BaseCache
 from operations import Operation, operations_of
 
-from kvtrace import MLXCacheProfiler, record
+from kvtrace import MLXCacheProfiler, format_profile_table, profile_layers, record
 from kvtrace.tracer.accounts import STRANGER, account_for
 from kvtrace.tracer.held_arrays import allocated_bytes, held_arrays, token_bytes
 from kvtrace.tracer.schema import Kind
@@ -120,6 +120,46 @@ def test_a_derived_class_that_keeps_to_its_base_is_read_like_it() -> None:
         [o.columns[name] for name in names] for o in plain
     ]
     assert [o.allocated for o in derived] == [o.allocated + extra for o in plain]
+
+
+class OtherNames(KVCache):
+    """Its base, with an update of another signature."""
+
+    def update_and_fetch(self, k: mx.array, v: mx.array, times: int = 1, *, plus: int = 0) -> Any:
+        return super().update_and_fetch(k * times + plus, v * times + plus)
+
+
+OTHER_CALLS: list[Any] = [
+    lambda cache, x, y: cache.update_and_fetch(x, y),
+    lambda cache, x, y: cache.update_and_fetch(x, v=y),
+    lambda cache, x, y: cache.update_and_fetch(v=y, k=x),
+    lambda cache, x, y: cache.update_and_fetch(x, y, 2),
+    lambda cache, x, y: cache.update_and_fetch(plus=1, k=x, v=y),
+]
+
+
+@pytest.mark.parametrize("timing", ["graph_build", "evaluated"])
+def test_an_update_may_have_other_names_and_be_called_in_any_form(timing: str) -> None:
+    hooked, untraced, plain = OtherNames(), OtherNames(), KVCache()
+    x, y = tokens(3), tokens(4)[:, :, :3]
+    expected = [[np.array(part) for part in call(untraced, x, y)] for call in OTHER_CALLS]
+    with record(timing=timing) as session:
+        found = [call(hooked, x, y) for call in OTHER_CALLS]
+        for _ in OTHER_CALLS:
+            plain.update_and_fetch(x, y)
+    assert session.metadata["hook_failures"] == 0
+    for (keys, values), (right_keys, right_values) in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.array(keys), right_keys)
+        np.testing.assert_array_equal(np.array(values), right_values)
+    updates = [o for o in operations_of(list(session.batches())) if o.kind is Kind.UPDATE_AND_FETCH]
+    names = ("position", "tokens", "written", "copied", "resident", "allocated", "servable")
+    shown = [[o.columns[name] for name in names] for o in updates]
+    assert shown[: len(OTHER_CALLS)] == shown[len(OTHER_CALLS) :]
+
+
+def test_a_wrong_call_fails_as_it_does_untraced() -> None:
+    with record(), pytest.raises(TypeError, match="missing 1 required positional argument: 'v'"):
+        OtherNames().update_and_fetch(tokens(1))  # type: ignore[call-arg]
 
 
 def test_an_eviction_shows_in_what_is_held_and_handed_out() -> None:
@@ -235,3 +275,26 @@ def test_what_is_too_much_to_look_at_is_not_guessed() -> None:
 def test_bytes_that_tokens_take_in_an_array(shape: tuple[int, ...], expected: int) -> None:
     assert token_bytes([mx.zeros(shape)], 40, (SIZE, SIZE)) == expected
     assert token_bytes([mx.zeros(shape)], 0, (SIZE, SIZE)) == 0
+
+
+class Hidden(KVCache):
+    """Keeps all of it where no one can look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner = KVCache()
+        self.inner = lambda: inner
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
+        return self.inner().update_and_fetch(keys, values)
+
+
+def test_memory_that_no_one_can_see_is_not_nothing() -> None:
+    profilers = [MLXCacheProfiler(Hidden()), MLXCacheProfiler(KVCache())]
+    for profiler in profilers:
+        profiler.update_and_fetch(tokens(4), tokens(4))
+    hidden, plain = (profiler.profile() for profiler in profilers)
+    assert (hidden.peak_memory_bytes, hidden.allocated_peak_bytes, hidden.compression_ratio) == (None, None, None)
+    report = profile_layers(profilers)
+    assert (report.total_memory_bytes, report.overall_compression_ratio) == (None, plain.compression_ratio)
+    assert "Total memory:        –\n" in format_profile_table(report)

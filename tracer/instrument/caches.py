@@ -3,7 +3,7 @@
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ from kvtrace.tracer.instrument.strangers import evaluate_inside, record_stranger
 from kvtrace.tracer.recorder import CALL_TIMING, Leaf, Recorder, ThreadState
 from kvtrace.tracer.schema import ABSENT, Kind
 
-__all__ = ["hook_cache_class", "hook_handing_out", "update_hook"]
+__all__ = ["hook_cache_class", "hook_handing_out", "record_update", "takes_the_usual", "update_hook"]
 
 _UPDATE = int(Kind.UPDATE_AND_FETCH)
 
@@ -37,17 +37,44 @@ def hook_handing_out(recorder: Recorder, patches: Patches, cls: type) -> None:
         patches.hook_method(base, "keys_and_values", functools.partial(hand_out_hook, recorder))
 
 
+def takes_the_usual(update: Any) -> bool:
+    """Whether an update of a cache at hand takes ``keys`` and ``values``, by position or name, and nothing else."""
+    try:
+        return list(inspect.signature(update).parameters) == ["keys", "values"]
+    except (TypeError, ValueError):  # there is none, or it is compiled and nobody knows
+        return False
+
+
+def record_update(
+    recorder: Recorder, update: Callable[..., Any], cache: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Record ``update(*args, **kwargs)`` of a cache at hand, however it is called."""
+    keys, values = _first_two(update, args, kwargs)
+    return update_hook(recorder, lambda *_: update(*args, **kwargs))(cache, keys, values)
+
+
+def _first_two(update: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    """Keys and values come first, whatever they are called."""
+    given = list(args)
+    if len(given) < 2:
+        try:
+            given = list(inspect.signature(update).bind(*args, **kwargs).arguments.values())
+        except (TypeError, ValueError):  # a mistake of the caller's, which the update will tell
+            given += kwargs.values()
+    return (*given, None, None)[:2]
+
+
 def _any_update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The fast hook for the usual signature; a detour for a cache that takes more arguments."""
-    if len(inspect.signature(original).parameters) == 3:
-        return update_hook(recorder, original)
+    """The fast hook for the usual signature and the usual call; a detour for others."""
+    fast = update_hook(recorder, original)
+    if takes_the_usual(functools.partial(original, None)):
+        return fast
 
     @functools.wraps(original)
-    def update_and_fetch(self: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
-        def update(cache: Any, k: Any, v: Any) -> Any:
-            return original(cache, k, v, *args, **kwargs)
-
-        return update_hook(recorder, update)(self, keys, values)
+    def update_and_fetch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 2 and not kwargs:
+            return fast(self, *args)
+        return record_update(recorder, functools.partial(original, self), self, args, kwargs)
 
     return update_and_fetch
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvtrace.tracer.instrument import recorder
 from kvtrace.tracer.instrument.cache_events import HOOKS
-from kvtrace.tracer.instrument.caches import update_hook
+from kvtrace.tracer.instrument.caches import record_update, takes_the_usual, update_hook
 from kvtrace.tracer.instrument.events import meet, reconcile
 from kvtrace.tracer.profiling.profile import LayerProfile, joined
 from kvtrace.tracer.profiling.proxy import CacheProxy, inner
@@ -24,22 +24,10 @@ def _update(cache: Any, keys: Any, values: Any) -> Any:
 
 def _update_and_fetch(self: "MLXCacheProfiler", *args: Any, **kwargs: Any) -> Any:
     """For calls with other arguments than usual; the usual ones meet the instance's own attribute."""
-
-    def update(cache: Any, keys: Any, values: Any) -> Any:
-        return cache.update_and_fetch(*args, **kwargs)
-
     if len(args) == 2 and not kwargs:
         return self._self_update(*args)
-    keys, values = (*args, *kwargs.values(), None, None)[:2]
-    return update_hook(as_recorder(self._self_tap), update)(self.__wrapped__, keys, values)
-
-
-def _takes_the_usual(method: Any) -> bool:
-    """Whether an update takes ``keys`` and ``values``, by position or name, and nothing else."""
-    try:
-        return list(inspect.signature(method).parameters) == ["keys", "values"]
-    except (TypeError, ValueError):  # of a compiled method nobody knows
-        return False
+    cache = self.__wrapped__
+    return record_update(as_recorder(self._self_tap), cache.update_and_fetch, cache, args, kwargs)
 
 
 class MLXCacheProfiler(CacheProxy):
@@ -65,7 +53,7 @@ class MLXCacheProfiler(CacheProxy):
             raise TypeError(f"{type(cache).__name__} is no cache of mlx-lm's kind: it has no update_and_fetch")
         super().__init__(cache, layer_id, timing, _tap=_tap)
         self._self_update = partial(update_hook(as_recorder(self._self_tap), _update), self.__wrapped__)
-        if _takes_the_usual(getattr(self.__wrapped__, "update_and_fetch", None)):
+        if takes_the_usual(getattr(self.__wrapped__, "update_and_fetch", None)):
             self._self_shorten("update_and_fetch", self._self_update)
         self._self_leaves: dict[int, MLXCacheProfiler] = {}  # of a CacheList, by place
 

@@ -20,7 +20,8 @@ class LayerProfile:
     the time of those calls in which a buffer grew; it is part of the others.
 
     ``peak_memory_bytes`` is the most that the tokens held took, ``fp16_baseline_bytes`` what those same tokens take as
-    dense 16-bit K and V, ``allocated_peak_bytes`` the most that the cache's arrays took, spare room included.
+    dense 16-bit K and V, ``allocated_peak_bytes`` the most that the cache's arrays took, spare room included. They are
+    None where no one can see the arrays.
     ``tokens_written`` is over all sequences, less those that a trim took back. ``bytes_read`` is the K and V payload
     handed out to attention.
     """
@@ -37,7 +38,7 @@ class LayerProfile:
     compute_ms_total: float = 0.0
     allocate_ms_total: float | None = 0.0
     n_allocations: int | None = 0
-    peak_memory_bytes: int = 0
+    peak_memory_bytes: int | None = 0
     allocated_peak_bytes: int | None = 0
     bytes_written: int | None = 0
     bytes_read: int | None = 0
@@ -88,17 +89,17 @@ class ProfileReport:
         return written
 
     @property
-    def total_memory_bytes(self) -> int:
+    def total_memory_bytes(self) -> int | None:
         """Peak memory of the tokens held, over all layers."""
-        return sum(layer.peak_memory_bytes for layer in self.layers)
+        held: int | None = sum_or_none(layer.peak_memory_bytes for layer in self.layers)
+        return held
 
     @property
     def overall_compression_ratio(self) -> float | None:
         """Dense 16-bit K and V over what the tokens took, over all layers of which both are known."""
-        known = [layer for layer in self.layers if layer.fp16_baseline_bytes is not None]
-        return _ratio(
-            sum(layer.fp16_baseline_bytes or 0 for layer in known), sum(layer.peak_memory_bytes for layer in known)
-        )
+        both = [(layer.fp16_baseline_bytes, layer.peak_memory_bytes) for layer in self.layers]
+        known = [(dense, held) for dense, held in both if dense is not None and held is not None]
+        return _ratio(sum(dense for dense, _ in known), sum(held for _, held in known))
 
     @property
     def tokens_per_sec(self) -> float | None:
@@ -131,8 +132,8 @@ def _mean(total: float, calls: int) -> float:
     return total / calls if calls else 0.0
 
 
-def _ratio(part: float | None, whole: float) -> float | None:
-    return part / whole if part and whole > 0 else None
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part and whole else None
 
 
 def sum_or_none(amounts: Iterable[Any]) -> Any:

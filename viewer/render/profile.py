@@ -8,6 +8,7 @@ from kvtrace.viewer.render.units import ABSENT_TEXT, BYTE_UNITS, MICROSECOND_UNI
 __all__ = ["format_profile_table"]
 
 _LABEL = 21
+_TIME_UNITS = (Unit("ns", 1e-3), *MICROSECOND_UNITS)
 
 MEASURED = {
     "evaluated": "each operation evaluated alone, its inputs first",
@@ -47,7 +48,7 @@ def _cell(layer: LayerProfile, name: str) -> str:
         "Dequantize": (layer.n_dequantize_calls, layer.dequantize_ms_mean),
         "Compute": (layer.n_compute_calls, layer.compute_ms_mean),
     }[name]
-    return _in(mean_ms * 1000, MICROSECOND_UNITS, 1) if calls else ABSENT_TEXT
+    return _in(mean_ms * 1000, _TIME_UNITS, 1) if calls else ABSENT_TEXT
 
 
 def _totals(report: ProfileReport) -> list[str]:
@@ -68,7 +69,9 @@ def _durations(layers: Sequence[LayerProfile]) -> list[str]:
     return ["Durations:".ljust(_LABEL) + f"mean of a call, {means}"] if seen else []
 
 
-def _amount(value: int) -> str:
+def _amount(value: int | None) -> str:
+    if value is None:
+        return ABSENT_TEXT
     return f"{value} B" if value < 1000 else _in(value, BYTE_UNITS[1:], 2)
 
 

@@ -82,7 +82,8 @@ def test_a_table_of_both_kinds_without_totals() -> None:
 @pytest.mark.parametrize(
     ("mean_us", "duration", "memory_bytes", "memory"),
     [
-        (0.04, "0.0 µs", 0, "0 B"),
+        (0.04, "40.0 ns", 0, "0 B"),
+        (0.99994, "999.9 ns", None, "–"),
         (999.94, "999.9 µs", 999, "999 B"),
         (999.96, "1.0 ms", 1_000, "1.00 KB"),
         (12_345.6, "12.3 ms", 999_994, "999.99 KB"),
@@ -91,7 +92,9 @@ def test_a_table_of_both_kinds_without_totals() -> None:
         (5e9, "5000.0 s", 5 * 10**15, "5000.00 TB"),
     ],
 )
-def test_each_amount_has_the_unit_that_fits_it(mean_us: float, duration: str, memory_bytes: int, memory: str) -> None:
+def test_each_amount_has_the_unit_that_fits_it(
+    mean_us: float, duration: str, memory_bytes: int | None, memory: str
+) -> None:
     layer = replace(FUSED, n_compute_calls=2, compute_ms_total=2 * mean_us / 1000, peak_memory_bytes=memory_bytes)
     row = format_profile_table([layer]).splitlines()[2]
     assert row == f"Layer 1     {duration:<12}{memory}"

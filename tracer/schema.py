@@ -154,7 +154,7 @@ COLUMNS: Final = (
     Column("moved", "kv_cache.token.moved", "int", "tokens from (+) or to (-) another cache, over all sequences"),
     Column("projected_rows", "kv_cache.work.projected_rows", "int", "tokens that went through the projections"),
     Column("score_cells", "kv_cache.work.score_cells", "int", "query-key pairs that the mask admits, each once"),
-    Column("name", "kvtrace.name", "string", "name of a request or mark"),
+    Column("name", "kvtrace.name", "string", "name of a request or mark, or of what a forward pass raised"),
     # One sample a forward pass.
     Column("mlx_active", "mlx.memory.active", "int", "memory in use by MLX, bytes"),
     Column("mlx_peak", "mlx.memory.peak", "int", "highest memory in use by MLX, bytes"),

@@ -20,7 +20,7 @@ from kvtrace.tracer.schema import ABSENT, INDEX, Kind
 __all__ = ["Models"]
 
 _FORWARD = int(Kind.FORWARD)
-_NO_CHANGE = (ABSENT,) * (INDEX["name"] - INDEX["fp16_baseline"])
+_NO_CHANGE = (ABSENT,) * (INDEX["name"] - INDEX["fp16_baseline"] - 1)
 
 
 class Models:
@@ -135,6 +135,7 @@ def _forward_hook(recorder: Recorder, models: Models, original: Callable[..., An
             return original(self, *args, **kwargs)
         start = now()
         state.last_end_ns = start
+        raised = ""
         try:
             result = original(self, *args, **kwargs)
             try:
@@ -143,9 +144,12 @@ def _forward_hook(recorder: Recorder, models: Models, original: Callable[..., An
             except Exception as error:
                 recorder.failed(error)
             return result
+        except BaseException as error:
+            raised = type(error).__name__
+            raise
         finally:  # a pass that raises has a row too: what its layers did belongs to it
             try:
-                _emit_forward(recorder, state, start, now())
+                _emit_forward(recorder, state, start, now(), raised)
             except Exception as error:
                 recorder.failed(error)
             _end(recorder, state)
@@ -208,7 +212,7 @@ def _emit_tail(recorder: Recorder, state: ThreadState, end_ns: int) -> None:
         recorder.emit(recorder.row(state, Kind.TAIL, state.last_end_ns, end_ns))
 
 
-def _emit_forward(recorder: Recorder, state: ThreadState, start_ns: int, end_ns: int) -> None:
+def _emit_forward(recorder: Recorder, state: ThreadState, start_ns: int, end_ns: int, raised: str) -> None:
     leaves = state.leaves
     for leaf in leaves:
         if leaf.account.changes_unseen and leaf.reference is not None and (cache := leaf.reference()) is not None:
@@ -220,7 +224,8 @@ def _emit_forward(recorder: Recorder, state: ThreadState, start_ns: int, end_ns:
     if emit is not None:
         memory = (mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory(), process_resident_bytes())
         work = (_FORWARD, start_ns, end_ns, position, state.tokens, state.batch, ABSENT, ABSENT, ABSENT)
-        emit((state.head, state.model_head, (*work, *totals, *_NO_CHANGE, *memory)))
+        name = recorder.strings.place(raised) if raised else ABSENT
+        emit((state.head, state.model_head, (*work, *totals, *_NO_CHANGE, name, *memory)))
 
 
 def _total(values: Iterable[int]) -> int:

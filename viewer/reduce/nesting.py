@@ -131,7 +131,8 @@ class Nesting:
             waiting = self._passes.pop(int(batch["step"][number]), None)
             if waiting is not None:
                 self._check_within(batch, number, waiting.extent, "its forward pass")
-            if batch["allocated"][number] != ABSENT:
+            is_whole = batch["name"][number] == ABSENT  # one that raised has its error's name
+            if is_whole and batch["allocated"][number] != ABSENT:
                 self._note_use(place, int(batch["phase"][number]), waiting)
 
     def _note_use(self, place: Place, phase: int, waiting: _Pass | None) -> None:

@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import QuantizedKVCache
 from operations import operations_of
+from quiet_moments import when_quiet
 from test_true_timing import matmul_chain, share
 
 from kvtrace import KVCacheProfiler, LayerProfile, record
@@ -237,6 +238,7 @@ class Multiplying(ByteCache):
         self.pending = {"deep": [matmul_chain(0)]}
 
 
+@when_quiet
 def test_a_known_cost_shows_as_it_is() -> None:
     profiler = KVCacheProfiler(Spinning())
     costs = []
@@ -247,6 +249,7 @@ def test_a_known_cost_shows_as_it_is() -> None:
     assert min(costs) == pytest.approx(SPIN_NS / 1e6, rel=0.1)
 
 
+@when_quiet
 def test_work_left_inside_the_cache_is_charged_to_the_call_and_pending_input_is_not() -> None:
     costs, inside, upstream = [], [], []
     for seed in range(15):

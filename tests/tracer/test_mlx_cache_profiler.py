@@ -27,6 +27,7 @@ from mlx_lm.models.cache import (
     trim_prompt_cache,
 )
 from operations import balances_of, last_slots, operations_of, positions_are_contiguous
+from quiet_moments import when_quiet
 from test_architectures import built, run
 from test_true_timing import matmul_chain, share
 
@@ -226,6 +227,7 @@ def test_a_quantized_cache_shows_its_ratio() -> None:
     assert profile.compression_ratio == FP16_A_TOKEN / packed
 
 
+@when_quiet
 def test_what_was_pending_upstream_is_not_charged_to_the_cache() -> None:
     profiler, costs, charged = MLXCacheProfiler(KVCache()), [], []
     for seed in range(15):
@@ -238,6 +240,7 @@ def test_what_was_pending_upstream_is_not_charged_to_the_cache() -> None:
     assert share(charged, costs) < 0.1
 
 
+@when_quiet
 def test_a_quantized_cache_is_timed_with_its_evaluation() -> None:
     """Quantizing so much takes milliseconds, building its graph microseconds."""
     keys = mx.random.normal((1, 8, 2048, 128))

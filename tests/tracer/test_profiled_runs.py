@@ -22,6 +22,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 from operations import operations_of
+from quiet_moments import when_quiet
 
 from kvtrace import KVCacheProfiler, LayerProfile, MLXCacheProfiler, record
 from kvtrace.tracer.instrument import recorder
@@ -282,6 +283,7 @@ class Idle:
 
 
 @pytest.mark.parametrize("profiler_class", [KVCacheProfiler, MLXCacheProfiler])
+@when_quiet
 def test_reset_and_profile_take_no_longer_after_many_calls(profiler_class: Any) -> None:
     token = tokens(1)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
 from operations import Operation, operations_of
+from quiet_moments import when_quiet
 
 from kvtrace import record
 from kvtrace.tracer.schema import Kind, Timing
@@ -49,6 +50,7 @@ def share(parts: list[int], wholes: list[int]) -> float:
     return statistics.median(part / whole for part, whole in zip(parts, wholes, strict=True))
 
 
+@when_quiet
 def test_work_pending_upstream_is_charged_to_upstream() -> None:
     operations, costs = evaluated_updates(KVCache, matmul_chain)
     assert share(durations(operations, Kind.UPDATE_AND_FETCH), costs) < 0.1
@@ -76,12 +78,14 @@ def zeros(_: int) -> mx.array:
     return mx.zeros((1, 1, 1, 64))
 
 
+@when_quiet
 def test_a_slower_cache_shows_its_known_extra_cost() -> None:
     plain = min(durations(evaluated_updates(KVCache, zeros)[0], Kind.UPDATE_AND_FETCH))
     spinning = min(durations(evaluated_updates(SpinningCache, zeros)[0], Kind.UPDATE_AND_FETCH))
     assert spinning - plain == pytest.approx(SPIN_NS, rel=0.1)
 
 
+@when_quiet
 def test_a_cache_shows_the_device_work_it_adds() -> None:
     operations, costs = evaluated_updates(MultiplyingCache, zeros)
     assert share(durations(operations, Kind.UPDATE_AND_FETCH), costs) == pytest.approx(1, rel=0.2)
@@ -103,6 +107,7 @@ def test_no_array_is_kept_alive_so_updates_stay_in_place(timing: str) -> None:
     assert len(set(places)) == 1
 
 
+@when_quiet
 def test_an_update_of_a_long_context_costs_nothing_like_a_copy() -> None:
     """Both modes stay close to the untraced update, from 1,000 to 8,000 positions."""
     microseconds = context_growth.measure()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -23,3 +24,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def trace(tmp_path: Path) -> Path:
     """A file with two layers, ten prompt tokens and three generated."""
     return write_trace(tmp_path / "run.pftrace")
+
+
+@pytest.fixture
+def tokens(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """What each run of ``kvtrace profile`` generates, as it ends."""
+    from kvtrace.viewer import generation, profiling
+
+    runs: list[list[int]] = []
+
+    def generate(*args: Any, **options: Any) -> Any:
+        done = generation.generate(*args, **options)
+        runs.append(done.tokens)
+        return done
+
+    monkeypatch.setattr(profiling, "generate", generate)
+    return runs

@@ -26,27 +26,12 @@ from shipped_schemas import assert_wrong_ones_are_refused, schema_of
 
 from kvtrace.tracer.methods.registry import choose_method
 from kvtrace.tracer.models import load_model, prepare_prompt, synthetic_prompt
-from kvtrace.viewer import generation, profiling
 
 Run = Callable[..., Result]
 
 PEER_KEYS = {"schema_version", "model", "method", "bits", "accounting_only", "accounting_note", "layers", "summary"}
 PEER_LAYER_KEYS = {"layer_index", "compute_latency_ms", "is_fused", "peak_memory_bytes", "compression_ratio"}
 PEER_SUMMARY_KEYS = {"total_latency_ms", "peak_memory_bytes", "mean_compression_ratio", "tokens_per_second"}
-
-
-@pytest.fixture
-def tokens(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """What each run generates, as it ends."""
-    runs: list[list[int]] = []
-
-    def generate(*args: Any, **options: Any) -> generation.Generation:
-        done = generation.generate(*args, **options)
-        runs.append(done.tokens)
-        return done
-
-    monkeypatch.setattr(profiling, "generate", generate)
-    return runs
 
 
 def unprofiled(name: str, bits: int | None = None, settings: list[str] | None = None, max_tokens: int = 20) -> Any:

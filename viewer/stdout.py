@@ -17,12 +17,17 @@ def stdout_kept_clean() -> Iterator[None]:
     Make a product inside, and print it after.
     """
     before = sys.stdout
+    _flush(before)
     with redirect_stdout(sys.stderr), _descriptor_redirected():
         try:
             yield
         finally:
-            if before is not None:  # as where it is closed
-                before.flush()  # what was printed by who took hold of it earlier, as handlers of logging do
+            _flush(before)  # what was printed by who took hold of it earlier, as handlers of logging do
+
+
+def _flush(stream: IO[str] | None) -> None:
+    if stream is not None:  # as where it is closed
+        stream.flush()
 
 
 @contextmanager
@@ -33,14 +38,20 @@ def _descriptor_redirected() -> Iterator[None]:
         yield
         return
     kept = os.dup(out)
+    _flush_c()
     os.dup2(err, out)
     try:
         yield
     finally:
-        with suppress(OSError, TypeError):  # there may be no C library to ask
-            ctypes.CDLL(None).fflush(None)  # into a pipe, C prints when its buffer is full
+        _flush_c()
         os.dup2(kept, out)
         os.close(kept)
+
+
+def _flush_c() -> None:
+    """Into a pipe, C prints when its buffer is full."""
+    with suppress(OSError, TypeError):  # there may be no C library to ask
+        ctypes.CDLL(None).fflush(None)
 
 
 def _descriptor(stream: IO[str] | None) -> int | None:

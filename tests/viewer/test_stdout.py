@@ -1,5 +1,6 @@
 """stdout kept for the product: whoever prints meanwhile, in whatever way, prints to stderr."""
 
+import os
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from kvtrace.viewer.stdout import stdout_kept_clean
 
 held = sys.stdout
 print("before")
+ctypes.CDLL(None).puts(b"C-before")
 try:
     with stdout_kept_clean():
         print("python")
@@ -30,8 +32,11 @@ print("after")
 
 @pytest.mark.parametrize("way", ["work", "fail"])
 def test_only_what_is_printed_outside_is_on_stdout(way: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, way], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == {"work": ["before", "after"], "fail": ["before", "failed", "after"]}[way]
+    """Through a pipe, in which Python and C print late."""
+    command, late = [sys.executable, "-c", PROGRAM, way], {**os.environ, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(command, env=late, capture_output=True, text=True, check=True)
+    outside = ["before", "C-before", *(["failed"] if way == "fail" else []), "after"]
+    assert done.stdout.split() == outside
     assert sorted(done.stderr.split()) == ["C", "child", "held", "python", "raw"]
 
 

@@ -29,7 +29,8 @@ CONFIG = {
 
 
 def write_tiny_llama(path: Path) -> Path:
-    """Random weights, the demo's tokenizer, and a chat template that shows the roles."""
+    """Random weights, the same ones each time, the demo's tokenizer, and a chat template that shows the roles."""
+    mx.random.seed(0)
     make_demo_tokenizer()._tokenizer.save_pretrained(path)
     tokenizer_config = json.loads((path / "tokenizer_config.json").read_text())
     (path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config | {"chat_template": TEMPLATE}))

@@ -50,7 +50,7 @@ _NOT_EQUIVALENT = 3
     "--tolerance",
     type=FiniteRange(min=0),
     help="Largest difference of logits allowed, as a share of the step's largest logit. [default: 0.001 for float32, "
-    "0.01 for float16, 0.05 for bfloat16; at least 16 / 2^bits for a quantized cache]",
+    "0.01 for float16, 0.05 for bfloat16; at least 16 / 2^bits, and at most 0.5, for a quantized cache]",
 )
 @click.option("--predict", "is_predicted", is_flag=True, help="Print the predicted work before anything runs.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Record both paths side by side.")

@@ -16,6 +16,7 @@ TOLERANCES: Final = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 """Largest difference of two logits, as a share of the largest logit of the step, that rounding may make: sums of other
 lengths are added up in another order, and errors grow over layers."""
 
+_MOST_ALLOWED: Final = 0.5
 _OTHER_DTYPE: Final = 5e-2
 
 
@@ -122,9 +123,12 @@ def _margin(logits: Logits) -> float:
 
 
 def default_tolerance(dtype: str, bits: int | None = None) -> float:
-    """For rounding in ``dtype``; a cache of so many bits adds its own, up to 12 / 2^bits where tried."""
+    """For rounding in ``dtype``; a cache of so many bits adds its own, up to 12 / 2^bits where tried.
+
+    Half of the largest logit at most: beyond that nothing is equivalent, whatever the reason.
+    """
     rounding = TOLERANCES.get(dtype, _OTHER_DTYPE)
-    return rounding if bits is None else max(rounding, 2.0 ** (4 - bits))
+    return rounding if bits is None else max(rounding, min(2.0 ** (4 - bits), _MOST_ALLOWED))
 
 
 def _finite(value: float) -> float | None:

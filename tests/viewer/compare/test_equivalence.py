@@ -88,7 +88,9 @@ def test_steps_together() -> None:
         ("float32", 8, 1 / 16),
         ("bfloat16", 8, 1 / 16),
         ("bfloat16", 16, 0.05),
-        ("float32", 4, 1),
+        ("float32", 6, 0.25),
+        ("float32", 4, 0.5),
+        ("float32", 2, 0.5),
     ],
 )
 def test_the_default_tolerance(dtype: str, bits: int | None, expected: float) -> None:

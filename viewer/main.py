@@ -10,6 +10,7 @@ import click
 
 from kvtrace.viewer.errors import explain
 from kvtrace.viewer.say import say
+from kvtrace.viewer.signals import INTERRUPTED
 
 __all__ = ["cli", "main"]
 
@@ -31,8 +32,6 @@ _COMMANDS: Mapping[str, str] = {
     "methods": "List the cache methods that a model can run with, and their options.",
 }
 """Name -> help in one line; the command is ``command`` in ``kvtrace.viewer.commands.<name>``."""
-
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 class LazyGroup(click.Group):
@@ -57,7 +56,7 @@ class LazyGroup(click.Group):
             status = super().main(*args, **{**options, "standalone_mode": False})
         except (KeyboardInterrupt, click.Abort):
             click.echo("Interrupted.", err=True)
-            sys.exit(_INTERRUPTED)
+            sys.exit(INTERRUPTED)
         except (click.ClickException, ValueError) as error:
             lines = explain(error)
             if lines is None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
-__all__ = ["ending_in_order", "exit_status"]
+__all__ = ["INTERRUPTED", "ending_in_order", "exit_status"]
 
-_INTERRUPTED: Final = 130  # 128 + SIGINT
+INTERRUPTED: Final = 130
+"""Exit status after SIGINT: 128 and its number, as shells report it."""
 _TOLD_TO_END = ("SIGTERM", "SIGHUP")  # by kill or a service manager; by a terminal that closes
 
 
@@ -38,4 +39,4 @@ def _exit(number: int, _: object) -> NoReturn:
 
 def exit_status(told: KeyboardInterrupt | SystemExit) -> int:
     """The status of a process that was told to end so, as shells report it."""
-    return _INTERRUPTED if isinstance(told, KeyboardInterrupt) else int(told.code or 0)
+    return INTERRUPTED if isinstance(told, KeyboardInterrupt) else int(told.code or 0)

@@ -74,6 +74,8 @@ def _any_update_hook(recorder: Recorder, original: Callable[..., Any]) -> Callab
     def update_and_fetch(self: Any, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 2 and not kwargs:
             return fast(self, *args)
+        if recorder.emit is None:
+            return original(self, *args, **kwargs)
         return record_update(recorder, functools.partial(original, self), self, args, kwargs)
 
     return update_and_fetch
